@@ -1,0 +1,163 @@
+"""The only module that touches private JAX, and the only one that knows of JAX's versions.
+
+What is needed here and nowhere else: evaluating a symbolic dimension, the list of all primitives, the
+user's line for an equation, and noticing equality tests on symbolic sizes.
+Everything is written for JAX 0.10 to 0.12; a name that disappears should break here, loudly.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax._src import source_info_util as _source_info
+from jax._src.export import shape_poly as _shape_poly
+from jax.extend import core as jex_core
+
+is_symbolic = jax.export.is_symbolic_dim
+
+
+# --- symbolic dimensions ---------------------------------------------------------------------------
+
+
+def evaluate(dim: Any, env: Mapping[str, Any]) -> Any:
+    """Return a dimension's value when its names have the values in `env` (ints, NumPy, traced or symbolic)."""
+    return dim._evaluate(env) if is_symbolic(dim) else dim
+
+
+def dim_names(dim: Any) -> frozenset[str]:
+    """Return the names that occur in a dimension; none for an int."""
+    return frozenset(dim._get_vars()) if is_symbolic(dim) else frozenset()
+
+
+def terms(dim: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
+    """Split a symbolic dimension into `coefficient, [(factor, power), ...]`; a constant has no factors."""
+    return [(int(k), list(term._factors)) for term, k in dim._sorted_terms]
+
+
+def factor_operands(factor: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return a factor's operation ("var", "floordiv", "mod", "max", "min") and its operands."""
+    if factor.var is not None:
+        return "var", (factor.var,)
+    return factor.operation, tuple(factor.operands)
+
+
+# --- primitives and equations ----------------------------------------------------------------------
+
+
+def all_primitives() -> dict[str, jex_core.Primitive]:
+    """Return every primitive that this JAX version defines, by its name."""
+    found: dict[str, jex_core.Primitive] = {}
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("jax._src."):
+            for value in list(vars(module).values()):
+                if isinstance(value, jex_core.Primitive):
+                    found.setdefault(value.name, value)
+    return found
+
+
+def source_line(eqn: jex_core.JaxprEqn) -> str:
+    """Return `file:line (function)` of the user's code that made an equation."""
+    return _source_info.summarize(eqn.source_info)
+
+
+@contextlib.contextmanager
+def user_context(eqn: jex_core.JaxprEqn) -> Iterator[None]:
+    """Give what is traced inside the source line and the name stack of `eqn`."""
+    name_stack = _source_info.current_name_stack() + eqn.source_info.name_stack
+    with _source_info.user_context(eqn.source_info.traceback, name_stack=name_stack):
+        yield
+
+
+# --- equality tests on symbolic sizes --------------------------------------------------------------
+
+_MACHINERY = {
+    "jax",
+    "jaxlib",
+    "jaxbatch",
+    "numpy",
+    "functools",
+    "contextlib",
+    "dataclasses",
+    "weakref",
+    "opt_einsum",
+}
+_watch = threading.local()
+_patch_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def watch_size_tests(on_test: Callable[[str, str], None]) -> Iterator[None]:
+    """Call `on_test(expression, user_line)` for an undecided equality test on a symbolic size.
+
+    JAX answers `n == 37` and a dict look-up by `n` with False when it cannot decide (its comment in
+    `_DimExpr.__eq__` calls this unsound). Only tests made from the user's frames, in this thread, while
+    this context is open, are reported. `on_test` may raise.
+    """
+    _install_watch()
+    previous = getattr(_watch, "on_test", None)
+    _watch.on_test = on_test
+    try:
+        yield
+    finally:
+        _watch.on_test = previous
+
+
+def _install_watch() -> None:
+    """Wrap the equality and the hash of symbolic dimensions, once a process; inert without a watcher."""
+    cls = _shape_poly._DimExpr
+    with _patch_lock:
+        if hasattr(cls, "_jaxbatch_watched"):
+            return
+        plain_eq, plain_hash = cls.__eq__, cls.__hash__
+
+        def __eq__(self: Any, other: Any) -> bool:
+            equal = plain_eq(self, other)
+            if not equal and getattr(_watch, "on_test", None) is not None:
+                _report(self, other, "==", sys._getframe(1))
+            return equal
+
+        def __ne__(self: Any, other: Any) -> bool:
+            equal = plain_eq(self, other)
+            if not equal and getattr(_watch, "on_test", None) is not None:
+                _report(self, other, "!=", sys._getframe(1))
+            return not equal
+
+        def __hash__(self: Any) -> int:
+            if getattr(_watch, "on_test", None) is not None:
+                _report(self, None, "hash", sys._getframe(1))
+            return plain_hash(self)
+
+        cls.__eq__, cls.__ne__, cls.__hash__ = __eq__, __ne__, __hash__  # pyright: ignore[reportAttributeAccessIssue]
+        cls._jaxbatch_watched = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _report(dim: Any, other: Any, operation: str, frame: Any) -> None:
+    if not is_user_frame(frame):
+        return
+    on_test, _watch.on_test = _watch.on_test, None  # what follows compares sizes itself
+    try:
+        line = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        if operation == "hash":
+            on_test(f"a look-up by the size {dim}", line)
+        elif _may_be_equal(dim, other):
+            on_test(f"{dim} {operation} {other}", line)
+    finally:
+        _watch.on_test = on_test
+
+
+def is_user_frame(frame: Any) -> bool:
+    """Tell whether a Python frame runs the user's code (or a model library's), not JAX, jaxbatch or the like."""
+    package = frame.f_globals.get("__name__", "").split(".")[0]
+    return package not in _MACHINERY and _source_info.is_user_filename(frame.f_code.co_filename)
+
+
+def _may_be_equal(dim: Any, other: Any) -> bool:
+    if not (is_symbolic(other) or isinstance(other, int)):
+        return False  # a size never equals a string or None
+    try:
+        return not (dim > other or dim < other)
+    except jex_core.InconclusiveDimensionOperation:
+        return True

@@ -1,0 +1,125 @@
+"""The user's function as data: one finished jaxpr over symbolic sizes.
+
+`trace` runs the function once with named unknown sizes. Every use of a size is then explicit: in
+shapes, in shape parameters, and as `dim_as_value` where it is used as a number. Promise kept here: what
+the trace cannot settle (a Python branch on a size, an equality test that JAX would answer False) is
+refused, never guessed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from . import _compat
+from ._errors import MaskError
+
+Dim = Any  # an int, or a symbolic dimension such as 2*n + 1
+Shape = tuple[Dim, ...]
+Bounds = Mapping[str, tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A function of array leaves, traced once at symbolic sizes.
+
+    Attributes:
+      jaxpr: the traced function, over flat leaves.
+      consts: the arrays that the function closed over; arguments of every compiled program, never baked in.
+      dims: the ragged dims, in the order of `bounds`.
+      bounds: the smallest and largest length of each dim, inclusive, for which the trace holds.
+      out_tree: the function's own output structure.
+      name: the function's name, for messages.
+    """
+
+    jaxpr: jex_core.Jaxpr
+    consts: tuple[Any, ...]
+    dims: tuple[str, ...]
+    bounds: Bounds
+    out_tree: Any
+    name: str
+
+    @property
+    def in_avals(self) -> list[Any]:
+        """Shape and dtype of every input leaf; shapes may be symbolic."""
+        return [v.aval for v in self.jaxpr.invars]
+
+    @property
+    def out_avals(self) -> list[Any]:
+        """Shape and dtype of every output leaf; shapes may be symbolic."""
+        return [v.aval for v in self.jaxpr.outvars]
+
+    def out_shapes(self, lengths: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
+        """Return the valid shape of every output leaf for an example of these lengths."""
+        return tuple(evaluate_shape(aval.shape, lengths) for aval in self.out_avals)
+
+
+def evaluate_shape(shape: Shape, env: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a shape with every dimension evaluated."""
+    return tuple(_compat.evaluate(dim, env) for dim in shape)
+
+
+def symbolic_dims(bounds: Bounds) -> dict[str, Dim]:
+    """Return one symbolic dimension per name, all in one scope, known to lie within `bounds`."""
+    if not bounds:
+        return {}
+    constraints = [f"{name} >= {max(lo, 1)}" for name, (lo, _) in bounds.items()]
+    constraints += [f"{name} <= {hi}" for name, (_, hi) in bounds.items()]
+    return dict(
+        zip(bounds, jax.export.symbolic_shape(", ".join(bounds), constraints=constraints), strict=True)
+    )
+
+
+def trace(
+    f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, *, name: str | None = None
+) -> Program:
+    """Trace `f(*leaves)` at symbolic sizes.
+
+    Args:
+      f: a function of array leaves.
+      leaves: one `jax.ShapeDtypeStruct` per leaf; shapes may use dims from `symbolic_dims(bounds)`.
+      bounds: the smallest and largest length of each ragged dim.
+      name: what messages call the function.
+
+    Raises:
+      MaskError: the function branches on a size, or tests a size for equality, so that one program
+        cannot stand for all sizes.
+    """
+    name = name or getattr(f, "__name__", "the function")
+
+    def refuse(test: str, line: str) -> None:
+        raise MaskError(
+            f"{name}: {line} depends on {test}, which differs between examples, so one program cannot serve "
+            f"them all. Compute it with jnp.where, or declare the dim as a fixed size."
+        )
+
+    try:
+        with _compat.watch_size_tests(refuse):
+            closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*leaves)
+    except jex_core.InconclusiveDimensionOperation as error:
+        raise MaskError(
+            f"{name}: {_user_line(error)}the function branches on a size, or uses it where a constant is needed: "
+            f"{str(error).splitlines()[0]} Write the choice with jnp.where, or narrow the grid so that it is "
+            f"the same for every bucket."
+        ) from error
+    return Program(
+        jaxpr=closed.jaxpr,
+        consts=tuple(closed.consts),
+        dims=tuple(bounds),
+        bounds=dict(bounds),
+        out_tree=jax.tree.structure(out_shape),
+        name=name,
+    )
+
+
+def _user_line(error: BaseException) -> str:
+    """Return `file:line: ` of the innermost frame that is the user's own, if any."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if _compat.is_user_frame(traceback.tb_frame):
+            found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name}): "
+        traceback = traceback.tb_next
+    return found
