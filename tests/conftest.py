@@ -4,18 +4,33 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402  (JAX reads the platform when it is imported)
+import beartype  # noqa: E402  (JAX reads the platform when it is imported)
+import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from beartype.roar import BeartypeDecorHintPep673Exception  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
-# Array annotations are checked on every call in tests, and cost nothing outside them. The hook only sees
-# modules imported after it, so nothing above may import jaxbatch.
-jaxtyping.install_import_hook("jaxbatch", "beartype.beartype")
+
+def check_types(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check annotations on every call; leave those with `Self` alone.
+
+    jaxtyping's hook decorates methods one by one, and beartype understands `Self` only in a whole class.
+    """
+    try:
+        return beartype.beartype(function)
+    except BeartypeDecorHintPep673Exception:
+        return function
+
+
+# Types are checked in tests and cost nothing outside them. The hook sees only modules imported after it, so
+# nothing above may import jaxbatch.
+jaxtyping.install_import_hook("jaxbatch", "conftest.check_types")
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
