@@ -8,12 +8,14 @@ Everything is written for JAX 0.10 to 0.12; a name that disappears should break 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax._src import config as _config
 from jax._src import source_info_util as _source_info
 from jax._src.export import shape_poly as _shape_poly
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend import core as jex_core
 
 is_symbolic = jax.export.is_symbolic_dim
@@ -58,6 +60,26 @@ def all_primitives() -> dict[str, jex_core.Primitive]:
     return found
 
 
+def consts_as_inputs(closed: Any) -> Any:
+    """Return a closed jaxpr as an open one whose closed-over arrays are its leading inputs."""
+    # From JAX 0.12 on there is one Jaxpr class, which carries its constants itself.
+    unified = isinstance(closed.jaxpr, type(closed))
+    return _partial_eval.convert_constvars_jaxpr(closed if unified else closed.jaxpr)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an equation's inner jaxpr and its constants, whether it is closed or not."""
+    return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ()))
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many of a scan's operands are constants, and how many are carried."""
+    if "num_consts" in params:  # before JAX 0.12
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
 def source_line(eqn: jex_core.JaxprEqn) -> str:
     """Return `file:line (function)` of the user's code that made an equation."""
     return _source_info.summarize(eqn.source_info)
@@ -69,6 +91,11 @@ def user_context(eqn: jex_core.JaxprEqn) -> Iterator[None]:
     name_stack = _source_info.current_name_stack() + eqn.source_info.name_stack
     with _source_info.user_context(eqn.source_info.traceback, name_stack=name_stack):
         yield
+
+
+def trace_context() -> Hashable:
+    """Return the JAX settings that a trace or a compile depends on, those of the current thread included."""
+    return _config.trace_context(), jax.config.jax_default_device
 
 
 # --- equality tests on symbolic sizes --------------------------------------------------------------

@@ -26,7 +26,7 @@ class Program:
     """A function of array leaves, traced once at symbolic sizes.
 
     Attributes:
-      jaxpr: the traced function, over flat leaves.
+      jaxpr: the traced function, over `consts` and then the flat input leaves.
       consts: the arrays that the function closed over; arguments of every compiled program, never baked in.
       dims: the ragged dims, in the order of `bounds`.
       bounds: the smallest and largest length of each dim, inclusive, for which the trace holds.
@@ -44,7 +44,7 @@ class Program:
     @property
     def in_avals(self) -> list[Any]:
         """Shape and dtype of every input leaf; shapes may be symbolic."""
-        return [v.aval for v in self.jaxpr.invars]
+        return [v.aval for v in self.jaxpr.invars[len(self.consts) :]]
 
     @property
     def out_avals(self) -> list[Any]:
@@ -105,7 +105,7 @@ def trace(
             f"the same for every bucket."
         ) from error
     return Program(
-        jaxpr=closed.jaxpr,
+        jaxpr=_compat.consts_as_inputs(closed),
         consts=tuple(closed.consts),
         dims=tuple(bounds),
         bounds=dict(bounds),

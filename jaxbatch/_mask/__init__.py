@@ -1,0 +1,12 @@
+"""The mask transform: a function of one example at its exact size, run at a padded size, with the same answer.
+
+Reading order: `_registry` (what a rule is), `_context` (how a jaxpr is interpreted), the rules by family,
+`_transform` (the function that comes out, with its own differentiation rule).
+"""
+
+from . import _control, _elementwise, _index, _layout, _random, _reduce, _refused, _sort, _window  # noqa: F401
+from ._context import Context as Context
+from ._context import Padded as Padded
+from ._registry import register as register
+from ._registry import rules as rules
+from ._transform import Masked as Masked

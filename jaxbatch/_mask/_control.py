@@ -1,0 +1,92 @@
+"""Rules for control flow and calls: loops end at the true length, calls are looked into.
+
+A scan over a ragged axis runs to the allocated size and freezes its carry past the length; in reverse
+the frozen steps come first. Loops whose end depends on data do not start in a frozen step or in a
+branch not taken: what they would read there is padding, and they might never end.
+"""
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from .. import _compat
+from ._context import Context, Padded, select
+from ._registry import define
+
+
+def arrays(values: Any, variables: Any) -> list[Any]:
+    """Return values as arrays of exactly the dtypes that a jaxpr declares."""
+    return [lax.convert_element_type(x, v.aval.dtype) for x, v in zip(values, variables, strict=True)]
+
+
+# --- calls -----------------------------------------------------------------------------------------
+
+
+@define("jit closed_call core_call call remat2 checkpoint custom_jvp_call custom_vjp_call composite", "call")
+def _call(ctx: Context, eqn: Any, *xs: Padded) -> Any:
+    jaxpr = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    return ctx.run(*_compat.open_jaxpr(jaxpr), [x.data for x in xs])
+
+
+# --- loops -----------------------------------------------------------------------------------------
+
+
+@define("scan", "control flow")
+def _scan(ctx: Context, eqn: Any, *xs: Padded) -> Any:
+    params = eqn.params
+    jaxpr, jaxpr_consts = _compat.open_jaxpr(params["jaxpr"])
+    num_consts, num_carry = _compat.scan_counts(params)
+    data = arrays([x.data for x in xs], eqn.invars)
+    consts, init, items = data[:num_consts], data[num_consts : num_consts + num_carry], data[num_consts + num_carry :]
+    ragged = _compat.is_symbolic(params["length"])
+    size = ctx.size(params["length"])
+
+    def body(carry: list[Any], step: Any) -> Any:
+        i, items = step
+        live = i < ctx.length(params["length"]) if ragged else None
+        inner = ctx.within(live) if ragged else ctx
+        outs = inner.run(jaxpr, jaxpr_consts, [*consts, *carry, *items])
+        new, ys = arrays(outs[:num_carry], jaxpr.outvars[:num_carry]), outs[num_carry:]
+        if ragged:
+            new = [select(live, n, old) for n, old in zip(new, carry, strict=True)]
+        return new, ys
+
+    steps = (lax.iota(np.int32, size), items)
+    carry, ys = lax.scan(body, init, steps, length=size, reverse=params["reverse"], unroll=params["unroll"])
+    return [*carry, *ys]
+
+
+@define("while", "control flow")
+def _while(ctx: Context, eqn: Any, *xs: Padded) -> Any:
+    params = eqn.params
+    cond, cond_consts = _compat.open_jaxpr(params["cond_jaxpr"])
+    body, body_consts = _compat.open_jaxpr(params["body_jaxpr"])
+    data = arrays([x.data for x in xs], eqn.invars)
+    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    cond_args, body_args, init = data[: split[0]], data[split[0] : split[1]], data[split[1] :]
+
+    def keep_going(carry: list[Any]) -> Any:
+        (go,) = ctx.run(cond, cond_consts, [*cond_args, *carry])
+        return go if ctx.active is None else go & ctx.active
+
+    def step(carry: list[Any]) -> list[Any]:
+        return arrays(ctx.run(body, body_consts, [*body_args, *carry]), body.outvars)
+
+    return lax.while_loop(keep_going, step, init)
+
+
+@define("cond", "control flow")
+def _cond(ctx: Context, eqn: Any, which: Padded, *xs: Padded) -> Any:
+    branches = eqn.params["branches"]
+    index = lax.clamp(np.int32(0), lax.convert_element_type(which.data, np.int32), np.int32(len(branches) - 1))
+
+    def branch(k: int) -> Any:
+        jaxpr, consts = _compat.open_jaxpr(branches[k])
+
+        def run(*args: Any) -> list[Any]:
+            return arrays(ctx.within(index == k).run(jaxpr, consts, args), jaxpr.outvars)
+
+        return run
+
+    return lax.switch(index, [branch(k) for k in range(len(branches))], *arrays([x.data for x in xs], eqn.invars[1:]))

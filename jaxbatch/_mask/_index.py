@@ -1,0 +1,203 @@
+"""Rules that read or write at computed positions: gather, scatter, dynamic slices.
+
+Positions are valid data; the bounds they are held against are the true ones. So clamping, dropping and
+filling are decided by the length before the primitive sees the padded array. Positions in the padding
+of the index array are made harmless.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from .. import _compat
+from .._program import Dim
+from ._context import Context, Padded, select
+from ._layout import fit
+from ._reduce import Identity, highest, lowest, one, zero
+from ._registry import define
+
+_Mode = lax.GatherScatterMode
+
+
+def _limit(ctx: Context, dim: Dim, size: Dim) -> Any:
+    """Return the last position at which a window of true `size` starts inside true `dim`."""
+    return ctx.length(dim - size)
+
+
+def _room(ctx: Context, dim: Dim, size: Dim) -> int:
+    """Return how much longer an axis must be allocated so that no valid window is clamped.
+
+    A window of allocated size K may start anywhere up to the true limit, so S >= limit + K must hold.
+    """
+    gap = dim - size
+    if not _compat.is_symbolic(gap) or not _compat.is_symbolic(size):
+        return 0
+    return max(0, ctx.size(gap) + ctx.size(size) - ctx.size(dim))
+
+
+# --- dynamic slices --------------------------------------------------------------------------------
+
+
+@define("dynamic_slice", "indexing")
+def _dynamic_slice(ctx: Context, eqn: Any, x: Padded, *starts: Padded) -> Any:
+    sizes, data = eqn.params["slice_sizes"], x.data
+    begins = []
+    for axis, (dim, size, start) in enumerate(zip(x.shape, sizes, starts, strict=True)):
+        data = fit(data, axis, data.shape[axis] + _room(ctx, dim, size))
+        begins.append(_clamp(ctx, start.data, dim, size))
+    return lax.dynamic_slice(data, begins, ctx.shape(sizes))
+
+
+def _clamp(ctx: Context, start: Any, dim: Dim, size: Dim) -> Any:
+    """Return `start` held against true bounds; left alone where the allocated bounds are the true ones."""
+    if not _compat.is_symbolic(dim) and not _compat.is_symbolic(size):
+        return start
+    limit = lax.convert_element_type(_limit(ctx, dim, size), np.result_type(start))
+    return jnp.clip(start, 0, limit)
+
+
+@define("dynamic_update_slice", "indexing")
+def _dynamic_update_slice(ctx: Context, eqn: Any, x: Padded, update: Padded, *starts: Padded) -> Any:
+    begins = [_clamp(ctx, s.data, d, k) for s, d, k in zip(starts, x.shape, update.shape, strict=True)]
+    return _write(ctx, x, update, begins)
+
+
+def _write(ctx: Context, x: Padded, update: Padded, begins: Sequence[Any], enabled: Any = None) -> Any:
+    """Overwrite one window with the valid part of `update`, at starts inside true bounds."""
+    data = x.data
+    for axis, (dim, size) in enumerate(zip(x.shape, update.shape, strict=True)):
+        data = fit(data, axis, data.shape[axis] + _room(ctx, dim, size))
+    keep = ctx.valid(update.shape, range(len(update.shape)))
+    if enabled is not None:
+        keep = enabled if keep is None else keep & enabled
+    new = update.data
+    if keep is not None:
+        new = select(keep, new, lax.dynamic_slice(data, begins, new.shape))
+    data = lax.dynamic_update_slice(data, new, begins)
+    for axis, size in enumerate(x.data.shape):
+        data = fit(data, axis, size)
+    return data
+
+
+# --- gather ----------------------------------------------------------------------------------------
+
+
+@define("gather", "indexing")
+def _gather(ctx: Context, eqn: Any, x: Padded, indices: Padded) -> Any:
+    params = eqn.params
+    sizes, mode = params["slice_sizes"], _Mode.from_any(params["mode"])
+    known = ctx.literal(eqn.invars[1])  # e.g. table[:n] starts at a 0 that the program states
+    data, columns = x.data, {}
+    for column, axis in enumerate(params["dimension_numbers"].start_index_map):
+        dim, size = x.shape[axis], sizes[axis]
+        room = _room(ctx, dim, size)
+        if mode == _Mode.PROMISE_IN_BOUNDS and known is not None and known + ctx.size(size) <= data.shape[axis]:
+            continue
+        data = fit(data, axis, data.shape[axis] + room)
+        if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
+            columns[column] = (_limit(ctx, dim, size), mode)
+    index = _bounded(indices.data, columns)
+    ragged_index = bool(indices.ragged())
+    return ctx.bind(
+        eqn,
+        data,
+        index,
+        indices_are_sorted=params["indices_are_sorted"] and not ragged_index,
+        unique_indices=params["unique_indices"] and not ragged_index,
+    )
+
+
+def _bounded(indices: Any, columns: dict[int, tuple[Any, _Mode]]) -> Any:
+    """Hold index columns against true limits: outside, they are clamped, or sent far away to be dropped."""
+    if not columns:
+        return indices
+    indices = _widened(indices)
+    parts = []
+    for column in range(indices.shape[-1]):
+        part = indices[..., column]
+        if column in columns:
+            limit, mode = columns[column]
+            limit = lax.convert_element_type(limit, part.dtype)
+            if mode == _Mode.FILL_OR_DROP:
+                part = select((part >= 0) & (part <= limit), part, _far(part.dtype))
+            else:
+                part = jnp.clip(part, 0, limit)
+        parts.append(part)
+    return jnp.stack(parts, axis=-1)
+
+
+def _widened(indices: Any) -> Any:
+    """Return indices in a dtype that can hold a position far outside any array."""
+    return indices if indices.dtype.itemsize >= 4 else lax.convert_element_type(indices, np.int32)
+
+
+def _far(dtype: Any) -> Any:
+    """A position outside every array, with room for a window behind it."""
+    return np.array(np.iinfo(np.int32).max // 2, dtype)
+
+
+# --- scatter ---------------------------------------------------------------------------------------
+
+
+def defscatter(names: str, identity: Identity | None) -> None:
+    """Register scatters; `identity` is what a combining scatter may write without effect, None if it overwrites."""
+
+    def scatter(ctx: Context, eqn: Any, x: Padded, indices: Padded, updates: Padded) -> Any:
+        return _scatter(ctx, eqn, x, indices, updates, identity)
+
+    define(names, "indexing", identity=identity)(scatter)
+
+
+defscatter("scatter", None)
+defscatter("scatter-add scatter-sub", zero)
+defscatter("scatter-mul", one)
+defscatter("scatter-min", highest)
+defscatter("scatter-max", lowest)
+
+
+def _scatter(
+    ctx: Context, eqn: Any, x: Padded, indices: Padded, updates: Padded, identity: Identity | None
+) -> Any:
+    params = eqn.params
+    dims = params["dimension_numbers"]
+    mode = _Mode.from_any(params["mode"])
+    collapsed = {*dims.inserted_window_dims, *dims.operand_batching_dims}
+    window_axes = [a for a in range(len(x.shape)) if a not in collapsed]
+    window: list[Dim] = [1] * len(x.shape)
+    for axis, update_axis in zip(window_axes, dims.update_window_dims, strict=True):
+        window[axis] = updates.shape[update_axis]
+
+    data, columns, partial = x.data, {}, []
+    for column, axis in enumerate(dims.scatter_dims_to_operand_dims):
+        dim, size = x.shape[axis], window[axis]
+        if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
+            columns[column] = (_limit(ctx, dim, size), mode)
+    for axis, update_axis in zip(window_axes, dims.update_window_dims, strict=True):
+        if _compat.is_symbolic(window[axis]) and not (window[axis] == x.shape[axis]):
+            partial.append(update_axis)  # its padding would land on valid cells of the operand
+            data = fit(data, axis, data.shape[axis] + _room(ctx, x.shape[axis], window[axis]))
+    if partial and identity is None:
+        ctx.refuse(eqn, "overwrites part of an array with a window of ragged size at computed positions.")
+    new = updates.data if not partial else ctx.fill(updates, partial, identity(updates.dtype))  # pyright: ignore[reportOptionalCall]
+
+    index = _bounded(indices.data, columns)
+    live = ctx.valid(indices.shape, range(len(indices.shape) - 1))
+    if live is not None:  # updates in the padding of the index array are dropped
+        index = _widened(index)
+        index = select(live, index, _far(index.dtype))
+    changed = bool(columns) or live is not None
+    out = ctx.bind(
+        eqn,
+        data,
+        index,
+        new,
+        mode=_Mode.FILL_OR_DROP if changed else params["mode"],
+        indices_are_sorted=params["indices_are_sorted"] and not changed,
+        unique_indices=params["unique_indices"] and not changed,
+    )
+    for axis, size in enumerate(x.data.shape):
+        out = fit(out, axis, size)
+    return out

@@ -1,0 +1,28 @@
+"""What is refused on purpose, each with its reason.
+
+A primitive that is not in the table at all is refused too, where it meets a ragged value.
+"""
+
+from typing import Any, NoReturn
+
+from ._context import Context, Padded
+from ._registry import define
+
+
+def defrefused(names: str, family: str, reason: str, *, always: bool = False) -> None:
+    """Refuse primitives with a reason: where a value is ragged, or `always`."""
+
+    def refuse(ctx: Context, eqn: Any, *xs: Padded) -> NoReturn:
+        ctx.refuse(eqn, reason)
+
+    define(names, family, status="refused", note=reason, always=always)(refuse)
+
+
+defrefused(
+    "pure_callback io_callback debug_callback debug_print",
+    "callback",
+    "calls back to Python, which would see padding, filler rows and a batch.",
+    always=True,
+)
+defrefused("fft", "spectral", "mixes every cell of a ragged axis at frequencies that depend on its size.")
+defrefused("eigh eig svd schur hessenberg tridiagonal", "linear algebra", "has no padding that keeps its result.")

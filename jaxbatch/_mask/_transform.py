@@ -1,0 +1,164 @@
+"""The masked function: a program at padded sizes, with a differentiation rule of its own.
+
+`grad(mask(f))` must not be derived from the masked program: the backward pass of `x @ w` contracts the
+ragged axis without a fill, and 0 * NaN is NaN. So a masked function's backward pass is the *masked*
+vjp of `f`: forward and backward are traced from `f` at symbolic sizes, and each is interpreted like any
+other program. Both are masked functions again, so derivatives of any order work in reverse mode.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.extend import core as jex_core
+
+from .._program import Program, trace
+from ._context import Context, Padded
+
+Lengths = Mapping[str, Any]
+Sizes = Mapping[str, int]
+
+
+class Masked:
+    """A program that runs at padded sizes and answers as at exact ones.
+
+    Args:
+      program: the function, traced at symbolic sizes.
+
+    The call `masked(lengths, sizes, leaves)` takes the valid length of every ragged dim (int32 scalars),
+    the allocated sizes (ints) and the input leaves at allocated shapes, and returns the output leaves at
+    allocated shapes, with zeros in their padding. It can be traced by jit, vmap and grad. Closed-over
+    arrays may be given as `consts=` so that they are arguments of the compiled program.
+    """
+
+    def __init__(self, program: Program):
+        self.program = program
+
+    def out_sizes(self, sizes: Sizes) -> list[tuple[int, ...]]:
+        """Return the allocated shape of every output leaf."""
+        ctx = Context({}, sizes, name=self.program.name)
+        return [ctx.shape(aval.shape) for aval in self.program.out_avals]
+
+    def __call__(
+        self, lengths: Lengths, sizes: Sizes, leaves: Sequence[Any], consts: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Run the program.
+
+        Raises:
+          MaskError: while tracing, when an operation's answer would depend on the padding.
+        """
+        lengths = {name: jnp.asarray(lengths[name], np.int32) for name in self.program.dims}
+        values = [*(self.program.consts if consts is None else consts), *leaves]
+        return self._differentiable(tuple(sizes[name] for name in self.program.dims))(lengths, values)
+
+    def _run(self, sizes: Sizes, lengths: Lengths, values: Sequence[Any]) -> list[Any]:
+        """Interpret the program and put zeros into the padding of its outputs."""
+        program = self.program
+        ctx = Context(lengths, sizes, name=program.name)
+        consts, leaves = values[: len(program.consts)], values[len(program.consts) :]
+        outs = ctx.run(program.jaxpr, consts, leaves)
+        return [_clean(ctx, out, aval) for out, aval in zip(outs, program.out_avals, strict=True)]
+
+    @functools.cache  # noqa: B019  (a program has few buckets, and they live as long as it does)
+    def _differentiable(self, sizes: tuple[int, ...]) -> Any:
+        """Return the run at fixed sizes as a function with the masked vjp as its differentiation rule."""
+        named = dict(zip(self.program.dims, sizes, strict=True))
+
+        @jax.custom_vjp
+        def call(lengths: Lengths, values: list[Any]) -> list[Any]:
+            return self._run(named, lengths, values)
+
+        def forward(lengths: Lengths, values: list[Any]) -> tuple[list[Any], Any]:
+            outs = self._derivative.forward(lengths, named, values)
+            num_outs = len(self.program.jaxpr.outvars)
+            return outs[:num_outs], (lengths, outs[num_outs:])
+
+        def backward(saved: Any, cotangents: list[Any]) -> tuple[None, list[Any]]:
+            lengths, residuals = saved
+            return None, self._derivative.pull_back(lengths, named, residuals, cotangents)
+
+        call.defvjp(forward, backward)
+        return call
+
+    @functools.cached_property
+    def _derivative(self) -> "_Derivative":
+        return _Derivative(self.program)
+
+
+class _Derivative:
+    """The forward and backward programs of a program's vjp, both masked.
+
+    Only inexact inputs and outputs take part; the others get no cotangent.
+    """
+
+    def __init__(self, program: Program):
+        primal = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, []))
+        avals = [v.aval for v in program.jaxpr.invars]
+        self._in_inexact = [_is_inexact(aval) for aval in avals]
+        self._out_inexact = [_is_inexact(aval) for aval in program.out_avals]
+        tree = None
+
+        def forward(*values: Any) -> list[Any]:
+            nonlocal tree
+
+            def run(*inexact: Any) -> Any:
+                outs = primal(*_merge(self._in_inexact, inexact, _pick(values, self._in_inexact, False)))
+                return _pick(outs, self._out_inexact), _pick(outs, self._out_inexact, False)
+
+            outs, pull_back, others = jax.vjp(run, *_pick(values, self._in_inexact), has_aux=True)
+            residuals, tree = jax.tree.flatten(pull_back)
+            return _merge(self._out_inexact, outs, others) + residuals
+
+        structs = [_struct(a) for a in avals]
+        self._forward = Masked(trace(forward, structs, program.bounds, name=program.name))
+        residual_avals = self._forward.program.out_avals[len(program.out_avals) :]
+        cotangent_avals = _pick(program.out_avals, self._out_inexact)
+        num_residuals = len(residual_avals)
+
+        def backward(*values: Any) -> list[Any]:
+            pull_back = jax.tree.unflatten(tree, values[:num_residuals])
+            return list(pull_back(list(values[num_residuals:])))
+
+        structs = [_struct(a) for a in (*residual_avals, *cotangent_avals)]
+        self._backward = Masked(trace(backward, structs, program.bounds, name=f"the gradient of {program.name}"))
+
+    def forward(self, lengths: Lengths, sizes: Sizes, values: Sequence[Any]) -> list[Any]:
+        """Return the outputs, then the residuals that `pull_back` needs."""
+        return self._forward(lengths, sizes, values)
+
+    def pull_back(
+        self, lengths: Lengths, sizes: Sizes, residuals: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
+        """Return one cotangent per input, zero in its padding, and None for inputs without one."""
+        grads = self._backward(lengths, sizes, [*residuals, *_pick(cotangents, self._out_inexact)])
+        return _merge(self._in_inexact, grads, [None] * self._in_inexact.count(False))
+
+
+def _clean(ctx: Context, out: Any, aval: Any) -> Any:
+    """Return an output as an array of the traced dtype with zeros in its padding."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return out
+    data = jax.lax.convert_element_type(out, aval.dtype)
+    return ctx.fill(Padded(data, aval.shape), range(data.ndim), 0)
+
+
+def _is_inexact(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _pick(values: Sequence[Any], flags: Sequence[bool], wanted: bool = True) -> list[Any]:
+    """Return the values whose flag is `wanted`."""
+    return [v for v, flag in zip(values, flags, strict=True) if flag is wanted]
+
+
+def _merge(flags: Sequence[bool], flagged: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Undo `_pick`: interleave the flagged values and the others."""
+    a, b = iter(flagged), iter(others)
+    return [next(a) if flag else next(b) for flag in flags]
