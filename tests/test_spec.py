@@ -99,7 +99,9 @@ def test_a_dtype_that_jax_does_not_have_is_refused(dtype):
 
 
 def test_typed_prng_keys_are_refused_with_the_way_out():
-    with pytest.raises(SpecError, match=re.escape('jax.random.key_data(key), with spec "2", "uint32"')):
+    with pytest.raises(
+        SpecError, match=re.escape('Pass raw key data, jax.random.key_data(key), with spec "2", "uint32"')
+    ):
         spec("", jax.random.key(0).dtype)
 
 
@@ -262,7 +264,7 @@ BAD_ANNOTATIONS = (
     (Float[Array, "{n}"], "`{n}` leaves a size open"),
     (Float[Array, "n*m"], "is annotated Float[Array, 'n*m'], but `n*m` is not a size"),
     (Float[Array, "min(n,m)"], "`min(n,m)` is not a size"),
-    (Key[Array, ""], "Key is a typed PRNG key, which cannot be padded"),
+    (Key[Array, ""], "is annotated Key: typed PRNG keys cannot be padded"),
 )
 
 

@@ -1,7 +1,7 @@
 """Shapes and dtypes of one example: how they are written, read from annotations, and checked.
 
-`_dtypes` knows which casts are safe, `_arrays` is one array, `_annotations` reads jaxtyping, and `_examples`
-is the whole example with its check.
+`_dtypes` has the dtypes and `_casts` the casts that are safe, `_arrays` is one array, `_annotations` reads
+jaxtyping, and `_examples` is the whole example with its check.
 """
 
 from jaxbatch._spec._annotations import argument_names as argument_names

@@ -15,7 +15,8 @@ from jax import tree_util
 from jaxbatch._errors import SpecError
 from jaxbatch._spec._annotations import annotated_specs
 from jaxbatch._spec._arrays import ArraySpec, Axis
-from jaxbatch._spec._dtypes import DtypeFamily, convert, default_dtype
+from jaxbatch._spec._casts import convert
+from jaxbatch._spec._dtypes import DtypeFamily, default_dtype
 
 _NO_VALUE = (
     "An absent key and None mean the same, and both are refused unless the spec has None there. "
@@ -46,6 +47,14 @@ class Spec:
       treedef: of the tuple that has one tree per argument.
       paths: where each leaf is, as a user would write it: `x['tokens']`.
       dims: all dim names, in the order in which they appear first.
+
+    Example:
+      >>> from jaxbatch._spec import spec
+      >>> whole = Spec.from_trees(({"ids": spec("n", "int32")}, spec("n, 2", "float32")), ("x", "y"))
+      >>> whole, whole.shapes({"n": 5})
+      (Spec(x['ids']: int32[n], y: float32[n, 2]), ((5,), (5, 2)))
+      >>> whole.check(({"ids": [7, 8, 9]}, [[0, 1]] * 3)).lengths
+      (3,)
     """
 
     names: tuple[str, ...]
@@ -57,7 +66,8 @@ class Spec:
     _sources: tuple[tuple[int, int, Axis], ...] = field(init=False, compare=False)
     # Every other axis, whose size must follow.
     _followers: tuple[tuple[int, int, Axis], ...] = field(init=False, compare=False)
-    # Of each leaf, its rank and the dtype that an array may have to be taken as it is (None: look closer).
+    # Of each leaf, its rank and the dtype that an array may have to be taken as it is. None means to look
+    # closer, and must not be compared: to NumPy it is equal to float64.
     _plain: tuple[tuple[int, np.dtype | None], ...] = field(init=False, compare=False)
     # The dtype where the example is one argument that is one vector of named length; else None.
     _vector: np.dtype | None = field(init=False, compare=False)
@@ -119,6 +129,9 @@ class Spec:
     def check(self, example: tuple[Any, ...]) -> Checked:
         """Return the example's arrays, cast where that is safe, and its lengths.
 
+        The order of keys never matters. An absent key and None are the same: both are refused where the spec
+        has an array, and accepted where it has None or nothing.
+
         Args:
           example: one value per per-example argument. It is never written to.
 
@@ -132,7 +145,7 @@ class Spec:
         values = self._flatten(example)
         arrays = tuple(
             value
-            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == rank
+            if dtype is not None and type(value) is np.ndarray and value.dtype == dtype and value.ndim == rank
             else self._convert(index, value)
             for index, (value, (rank, dtype)) in enumerate(zip(values, self._plain, strict=True))
         )
