@@ -15,7 +15,7 @@ from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 
-from jaxbatch._errors import OversizeError
+from ._errors import OversizeError
 
 Sizes: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex]
 """How a user describes a ladder: one size, `(lo, hi)` for powers of two, or a list taken as it is."""

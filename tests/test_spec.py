@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jaxtyping import Array, BFloat16, Bool, Float, Float32, Int, Integer, Key, PyTree, Shaped, UInt8
 
@@ -105,6 +105,9 @@ def test_typed_prng_keys_are_refused_with_the_way_out():
         spec("", jax.random.key(0).dtype)
 
 
+# How long an example takes says nothing on a busy machine.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 axes = st.one_of(
     st.integers(0, 9).map(str),
     st.builds(
@@ -116,6 +119,7 @@ axes = st.one_of(
 )
 
 
+@patient
 @given(st.lists(axes, max_size=4), st.sampled_from(["float32", "int8", "bfloat16"]))
 def test_the_repr_of_a_spec_builds_an_equal_one(shape, dtype):
     array_spec = spec(", ".join(shape), dtype)
@@ -124,6 +128,7 @@ def test_the_repr_of_a_spec_builds_an_equal_one(shape, dtype):
     assert spec(tuple(shape), dtype) == array_spec
 
 
+@patient
 @given(st.integers(1, 5), st.integers(-4, 4), st.integers(0, 50))
 def test_solve_undoes_size_and_refuses_every_size_between(coefficient, offset, length):
     axis = Axis(coefficient, "n", offset)

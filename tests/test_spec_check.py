@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jaxtyping import AbstractDtype, Complex, Float, Inexact, Int, Integer, Num, Real, Shaped, UInt
 
@@ -302,6 +302,9 @@ def test_an_example_without_arrays_is_allowed():
     assert whole(None).check((None,)) == ((), ())
 
 
+# How long an example takes says nothing on a busy machine.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 axes = st.one_of(
     st.integers(0, 4).map(str),
     st.builds(
@@ -316,6 +319,7 @@ leaves = st.tuples(
 )
 
 
+@patient
 @given(
     st.recursive(leaves, lambda trees: st.dictionaries(st.sampled_from("abc"), trees, max_size=3)),
     st.fixed_dictionaries({name: st.integers(0, 5) for name in "nmk"}),
@@ -335,6 +339,7 @@ integers = st.sampled_from(["int8", "uint8", "int16", "int32", "uint32", "int64"
 floats = st.sampled_from(["float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"])
 
 
+@patient
 @given(integers, integers | floats, st.data())
 def test_an_integer_is_cast_exactly_when_no_value_changes(source, target, data):
     info = jnp.iinfo(source)

@@ -4,11 +4,11 @@
 jaxtyping, and `_examples` is the whole example with its check.
 """
 
-from jaxbatch._spec._annotations import argument_names as argument_names
-from jaxbatch._spec._annotations import shared_dims as shared_dims
-from jaxbatch._spec._arrays import ArraySpec as ArraySpec
-from jaxbatch._spec._arrays import Axis as Axis
-from jaxbatch._spec._arrays import spec as spec
-from jaxbatch._spec._dtypes import DtypeFamily as DtypeFamily
-from jaxbatch._spec._examples import Checked as Checked
-from jaxbatch._spec._examples import Spec as Spec
+from ._annotations import argument_names as argument_names
+from ._annotations import shared_dims as shared_dims
+from ._arrays import ArraySpec as ArraySpec
+from ._arrays import Axis as Axis
+from ._arrays import spec as spec
+from ._dtypes import DtypeFamily as DtypeFamily
+from ._examples import Checked as Checked
+from ._examples import Spec as Spec

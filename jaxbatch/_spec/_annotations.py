@@ -14,9 +14,9 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxbatch._errors import SpecError
-from jaxbatch._spec._arrays import ArraySpec, Axis
-from jaxbatch._spec._dtypes import family
+from .._errors import SpecError
+from ._arrays import ArraySpec, Axis
+from ._dtypes import family
 
 _ADVICE = 'pass spec=, for instance spec=jaxbatch.spec("n, 64", "float32")'
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxbatch._errors import SpecError
-from jaxbatch._grid import RESERVED_NAMES
-from jaxbatch._spec._dtypes import DtypeFamily, parse_dtype
+from .._errors import SpecError
+from .._grid import RESERVED_NAMES
+from ._dtypes import DtypeFamily, parse_dtype
 
 SUPPORTED = "Supported are names (`n`), numbers (`64`) and linear expressions in one name (`4*h`, `2*n-1`)"
 

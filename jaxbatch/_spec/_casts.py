@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxbatch._errors import SpecError
-from jaxbatch._spec._dtypes import RANKS, DtypeFamily, canonical, default_dtype, kind, no_keys
+from .._errors import SpecError
+from ._dtypes import RANKS, DtypeFamily, canonical, default_dtype, kind, no_keys
 
 _LOSSES = {
     "complex": "the imaginary part would be lost; take the real part",

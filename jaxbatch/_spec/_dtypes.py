@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxbatch._errors import SpecError
+from .._errors import SpecError
 
 _KINDS = (
     ("bool", np.bool_),

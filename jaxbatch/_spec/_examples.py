@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import tree_util
 
-from jaxbatch._errors import SpecError
-from jaxbatch._spec._annotations import annotated_specs
-from jaxbatch._spec._arrays import ArraySpec, Axis
-from jaxbatch._spec._casts import convert
-from jaxbatch._spec._dtypes import DtypeFamily, default_dtype
+from .._errors import SpecError
+from ._annotations import annotated_specs
+from ._arrays import ArraySpec, Axis
+from ._casts import convert
+from ._dtypes import DtypeFamily, default_dtype
 
 _NO_VALUE = (
     "An absent key and None mean the same, and both are refused unless the spec has None there. "
