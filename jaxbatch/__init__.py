@@ -1,0 +1,19 @@
+"""A ragged `vmap` for JAX: a function of one example at its exact size, run on many of different sizes."""
+
+from ._batched import Batched as Batched
+from ._batched import batched as batched
+from ._errors import ArtifactError as ArtifactError
+from ._errors import CompileMissError as CompileMissError
+from ._errors import DeadlineError as DeadlineError
+from ._errors import DispatcherClosedError as DispatcherClosedError
+from ._errors import JaxbatchError as JaxbatchError
+from ._errors import MaskError as MaskError
+from ._errors import OversizeError as OversizeError
+from ._errors import QueueFullError as QueueFullError
+from ._errors import SpecError as SpecError
+from ._grid import Bucket as Bucket
+from ._grid import Grid as Grid
+from ._mask import register as register
+from ._spec import spec as spec
+from ._statistics import Explanation as Explanation
+from ._statistics import Statistics as Statistics

@@ -1,0 +1,373 @@
+"""`batched`: a function of one example at its exact size becomes a function of many examples of many sizes.
+
+This module is the face: it takes the user's arguments apart and puts errors, order and promises together.
+The work is done below: `_calls` checks and sorts examples, `_pipeline` runs batches, `_engine` keeps what
+lasts.
+"""
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from . import _closures
+from ._calls import Call, Policy, bound_dims
+from ._engine import Engine
+from ._errors import MaskError, SpecError
+from ._executables import Key
+from ._grid import Grid
+from ._pipeline import Window
+from ._plan import plan
+from ._shared import Shared
+from ._spec import Spec, argument_names
+from ._statistics import Explanation, Statistics, explain
+from ._traced import Function
+
+Lengths = Mapping[str, Any] | Sequence[int] | np.ndarray
+Errors = Literal["raise", "return"]
+
+_FIRST_WINDOW = 16
+
+
+class Batched:
+    """What `batched` returns: the function over lists of examples. It may be called from several threads."""
+
+    def __init__(
+        self,
+        function: Function,
+        grid: Grid | None,
+        *,
+        oversize: Literal["error", "exact"],
+        on_unmaskable: Literal["error", "exact"],
+        frozen: bool,
+        key: Hashable,
+    ):
+        self._function = function
+        self._oversize = oversize
+        self._frozen = frozen
+        self._engine = Engine(function, grid, on_unmaskable=on_unmaskable, key=key)
+        names = argument_names(function.f, len(function.per_example))
+        self._shared_names = [n for n, one in zip(names, function.per_example, strict=True) if not one]
+        self.__name__ = function.name
+        self.__wrapped__ = function.f
+
+    def __call__(self, *args: Any, errors: Errors = "raise") -> list[Any]:
+        """Return `f` of each example, in order: NumPy arrays that own their memory, in `f`'s own tree.
+
+        Args:
+          args: shared arguments as `f` takes them, and for each per-example argument a sequence (a list, or
+            an array whose rows are the examples), all of one length.
+          errors: "raise" checks all examples before anything runs and raises the first error; "return" puts
+            an example's own error in the place of its result and runs the others.
+
+        Raises:
+          SpecError: an example does not match its spec.
+          OversizeError: an example is larger than the grid.
+          MaskError: padding would change the answer; nothing was run.
+          CompileMissError: frozen, and a program is missing.
+          ValueError: the sequences differ in length.
+        """
+        shared, columns = self._split(args, errors)
+        for name, column in columns.items():
+            if not isinstance(column, Sized) or isinstance(column, str | bytes | Mapping | set | frozenset):
+                hint = "; for iterators use map" if isinstance(column, Iterator) else ""
+                raise TypeError(
+                    f"{self._engine.where}: `{name}` has one value per example, so it must be a list or an "
+                    f"array of them; got {type(column).__name__}{hint}."
+                )
+        # Indexing rows of a device array costs 70 us each; one copy to the host costs less than two of them.
+        values = [np.asarray(c) if isinstance(c, jax.Array) else c for c in columns.values()]
+        if len({len(column) for column in values}) > 1:
+            lengths = ", ".join(
+                f"`{name}` {len(column)}" for name, column in zip(columns, values, strict=True)
+            )
+            raise ValueError(
+                f"{self._engine.where}: one value per example each, but the lengths are {lengths}."
+            )
+        if not len(values[0]):
+            return []
+        call = self._call(shared, errors, lazy=False)
+        checked = [call.check(example, i) for i, example in enumerate(zip(*values, strict=True))]
+        return call.finish(call.submit(checked, 0))
+
+    def map(self, *args: Any, errors: Errors = "raise") -> Iterator[Any]:
+        """Yield the result of each example in order, reading the iterables lazily.
+
+        The first results come after at most 48 examples were read; later on at most eight times the grid's
+        largest rows are read ahead of the result that is delivered. Examples are copied as they are read,
+        so an iterator may reuse its buffer. An error (of an example, or raised by an iterable) comes after
+        all results before it.
+
+        Args:
+          args: as in a call, with any iterables, infinite ones too, in the place of sequences.
+          errors: "raise", or "return" to yield an example's own error in its place and go on.
+
+        Raises:
+          ValueError: one iterable ended before another.
+        """
+        shared, columns = self._split(args, errors)
+        iterators = [iter(column) for column in columns.values()]
+        return self._stream(self._call(shared, errors, lazy=True), zip(*iterators, strict=True), errors)
+
+    def warm_up(self, *shared: Any, lengths: Lengths | None = None) -> None:
+        """Compile now what later calls will need; allowed when frozen.
+
+        Args:
+          shared: the shared arguments, as in a call. Dtypes that neither they nor the spec fix are JAX's
+            defaults (float32, int32).
+          lengths: those of the examples to expect, an array if there is one dim, else a dict of arrays by
+            dim, to compile only what they need; None compiles the whole grid.
+
+        Raises:
+          SpecError: a fixed size is not known.
+          OversizeError: a length is larger than the grid.
+        """
+        engine, spec = self._engine, self._function.spec
+        if lengths is not None:
+            array = self._lengths(lengths)
+            array = array[(array > 0).all(axis=1)]
+            buckets = list(dict.fromkeys(job.bucket for job in self._plan(array)[0]))
+        elif engine.grid is None:
+            raise ValueError(
+                f"{engine.where}: without a grid there is nothing to warm up; pass grid= or lengths=."
+            )
+        else:
+            buckets = list(engine.grid)
+        fixed = self._fixed(shared)
+        if unknown := [dim for dim in engine.fixed_dims if dim not in fixed]:
+            raise SpecError(
+                f"{engine.where}: the size of `{unknown[0]}` is not known before the first example. Write "
+                f"the number into the spec."
+            )
+        flat = self._shared(shared)
+        traced = engine.padded(flat, spec.dtypes(), fixed)
+        if traced is not None:
+            for bucket in buckets:
+                engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
+
+    def explain(self, lengths: Lengths, *shared: Any) -> Explanation:
+        """Say what a run of examples of these lengths would do; compiles and runs nothing.
+
+        Args:
+          lengths: an array if there is one dim, else a dict of arrays by dim, in elements.
+          shared: the shared arguments; without them every program counts as missing.
+
+        Raises:
+          OversizeError: a length is larger than the grid.
+        """
+        engine, spec = self._engine, self._function.spec
+        array = self._lengths(lengths)
+        inside = array[(array > 0).all(axis=1)]
+        jobs, kept = self._plan(inside)
+        missing = {job.bucket for job in jobs}
+        if len(shared) == len(self._shared_names):
+            fixed = self._fixed(shared)
+            if all(dim in fixed for dim in engine.fixed_dims):
+                signature = engine.signature(self._shared(shared), spec.dtypes(), fixed)
+                missing = {b for b in missing if Key(signature, tuple(b.items())) not in engine.executables}
+        return explain(jobs, kept, missing=len(missing), num_exact=len(array) - len(kept))
+
+    def statistics(self) -> Statistics:
+        """Return the counts so far, of all calls and threads; the snapshot does not change."""
+        return self._engine.recorder.snapshot(self._engine.executables.statistics())
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid; where none was given, the inferred one, or None before the first example."""
+        return self._engine.grid
+
+    def __repr__(self) -> str:
+        return f"<jaxbatch.batched({self.__name__}): {self._function.spec!r}, {self.grid}>"
+
+    def _trace_early(self) -> None:
+        """Trace already now where all is known, so that a refusal shows where the function is wrapped."""
+        engine, spec = self._engine, self._function.spec
+        if self._shared_names or engine.grid is None or engine.fixed_dims:
+            return
+        try:
+            engine.padded(self._shared([]), spec.dtypes(), {})
+        except MaskError:
+            raise
+        except Exception:
+            # With a dtype family the default may be the wrong one; and `f`'s own error belongs to a call.
+            return
+
+    # --- taking arguments apart ---
+
+    def _split(self, args: Sequence[Any], errors: str) -> tuple[list[Any], dict[str, Any]]:
+        """Return the shared arguments, and the per-example ones by name."""
+        if errors not in ("raise", "return"):
+            raise ValueError(f"{self._engine.where}: errors={errors!r}; use 'raise' or 'return'.")
+        flags = self._function.per_example
+        if len(args) != len(flags):
+            expected = ", ".join(argument_names(self._function.f, len(flags)))
+            raise TypeError(
+                f"{self._engine.where}: takes {len(flags)} arguments ({expected}), got {len(args)}."
+            )
+        shared = [arg for arg, one in zip(args, flags, strict=True) if not one]
+        per_example = [arg for arg, one in zip(args, flags, strict=True) if one]
+        return shared, dict(zip(self._function.spec.names, per_example, strict=True))
+
+    def _call(self, shared: Sequence[Any], errors: str, *, lazy: bool) -> Call:
+        policy = Policy(raises=errors == "raise", lazy=lazy, oversize=self._oversize, frozen=self._frozen)
+        return Call(self._engine, shared, self._shared_names, policy)
+
+    def _shared(self, shared: Sequence[Any]) -> Shared:
+        if len(shared) != len(self._shared_names):
+            expected = ", ".join(self._shared_names) or "none"
+            raise TypeError(f"{self._engine.where}: the shared arguments are {expected}; got {len(shared)}.")
+        return Shared.of(shared, self._shared_names)
+
+    def _fixed(self, shared: Sequence[Any]) -> dict[str, int]:
+        if len(shared) != len(self._shared_names):
+            self._shared(shared)
+        return bound_dims(self._engine, shared)
+
+    def _lengths(self, lengths: Lengths) -> np.ndarray:
+        """Return lengths as int64 [num, num_dims]."""
+        dims = self._engine.dims
+        if not isinstance(lengths, Mapping):
+            if len(dims) != 1:
+                raise ValueError(
+                    f"{self._engine.where}: lengths are a dict of arrays by dim: {', '.join(dims)}."
+                )
+            lengths = {dims[0]: lengths}
+        if lengths.keys() != set(dims):
+            raise ValueError(f"{self._engine.where}: lengths of {list(lengths)}, expected {list(dims)}.")
+        columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(lengths[dim])) for dim in dims))
+        array = np.stack(columns, axis=1) if columns else np.zeros((1, 0), np.int64)
+        if array.ndim != 2 or (array.size and array.dtype.kind not in "iu") or (array < 0).any():
+            raise ValueError(
+                f"{self._engine.where}: lengths are integers of at least 0, in one array for each dim."
+            )
+        return array.astype(np.int64)
+
+    def _plan(self, lengths: np.ndarray) -> tuple[list, np.ndarray]:
+        """Return the jobs for examples of these lengths, and the lengths without oversize examples."""
+        grid = self._engine.grid_for(lengths)
+        over = (lengths > np.array(list(grid.limits.values()), np.int64)).any(axis=1)
+        if self._oversize == "error" and over.any():
+            grid.ceil(dict(zip(grid.dims, lengths[over][0].tolist(), strict=True)))
+        kept = lengths[~over]
+        return plan(kept, grid), kept
+
+    # --- the lazy way ---
+
+    def _stream(self, call: Call, examples: Iterator[tuple], errors: str) -> Iterator[Any]:
+        """Submit windows of growing size, one ahead of the one whose results are delivered."""
+        rows = self._engine.grid.rows[-1] if self._engine.grid else 64
+        windows: collections.deque[Window] = collections.deque()
+        size, start, failure = min(_FIRST_WINDOW, 4 * rows), 0, None
+        while True:
+            checked = []
+            try:
+                for example in itertools.islice(examples, size):
+                    checked.append(call.check(example, start + len(checked)))
+            except Exception as error:
+                failure = error
+            if checked:
+                windows.append(call.submit(checked, start))
+                start, size = start + len(checked), min(2 * size, 4 * rows)
+            if len(windows) > 1 or not checked or failure:
+                while windows:
+                    for result in call.finish(windows.popleft()):
+                        if isinstance(result, Exception) and errors == "raise":
+                            raise result
+                        yield result
+                    if checked and not failure:
+                        break
+            if failure:
+                raise failure
+            if not checked:
+                return
+
+
+def batched(
+    f: Callable[..., Any],
+    in_axes: int | None | Sequence[int | None] = 0,
+    *,
+    spec: Any = None,
+    grid: Grid | None = None,
+    oversize: Literal["error", "exact"] = "error",
+    on_unmaskable: Literal["error", "exact"] = "error",
+    frozen: bool = False,
+    key: Hashable = None,
+) -> Batched:
+    """Turn a function of one example at its exact size into one of many examples of many sizes.
+
+    Args:
+      f: a function of whole arguments, without padding, mask or batch axis. Bind static and keyword
+        arguments with `functools.partial`.
+      in_axes: as in `jax.vmap`, for whole arguments: 0 for one value per example, None for shared ones.
+        Shared arguments may be any pytree: their arrays and numbers are traced, other leaves are static.
+      spec: what one example is: `jaxbatch.spec("n, 64", "float32")` or a pytree of such; with several
+        per-example arguments a tuple of one each. None reads the jaxtyping annotations of `f`.
+      grid: the padded sizes. A dim of the spec that is in the grid is ragged; any other has one size in all
+        examples of a call. None makes all dims ragged and infers powers of two from the examples.
+      oversize: what happens to an example larger than the grid: "error", or "exact" for a program of its own.
+      on_unmaskable: where padding would change the answer of `f`: "error", or "exact" to run every example at
+        its exact size, with one program for each, after one warning.
+      frozen: raise `CompileMissError` instead of compiling in a call; `warm_up` may still compile.
+      key: a name under which functions share their programs in the whole process, for closures that are made
+        anew; their traces must be the same. Arrays that they close over may differ.
+
+    Returns:
+      A `Batched`: call it with the arguments of `f`, a list of examples in the place of each one.
+
+    Raises:
+      SpecError: the spec cannot be read, or the grid has a dim that no example has.
+      MaskError: padding would change the answer. Found here where no argument is shared and all sizes are
+        known, else at the first call, in both cases before anything compiles.
+
+    Example:
+      >>> import numpy as np, jaxbatch as jb
+      >>> run = jb.batched(lambda x: x / x.sum(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
+      >>> [y.tolist() for y in run([np.ones(2), np.ones(4), [8.0]])]
+      [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25], [1.0]]
+    """
+    axes = tuple(in_axes) if isinstance(in_axes, Sequence) else None
+    names = argument_names(f, None if axes is None else len(axes))
+    axes = (in_axes,) * len(names) if axes is None else axes
+    where = f"jaxbatch.batched({_name(f)})"
+    if any(axis is not None and (isinstance(axis, bool) or axis != 0) for axis in axes) or 0 not in axes:
+        raise ValueError(
+            f"{where}: in_axes={in_axes}; use 0 for one value per example (at least once), None for shared."
+        )
+    for option, value in {"oversize": oversize, "on_unmaskable": on_unmaskable}.items():
+        if value not in ("error", "exact"):
+            raise ValueError(f"{where}: {option}={value!r}; use 'error' or 'exact'.")
+    per_example = tuple(axis == 0 for axis in axes)
+    try:
+        example = _spec(f, spec, per_example, names)
+        if unknown := [dim for dim in (grid.dims if grid else ()) if dim not in example.dims]:
+            raise SpecError(
+                f"the grid has dim `{unknown[0]}`, but the spec has {', '.join(example.dims) or 'none'}."
+            )
+    except SpecError as error:
+        raise error.with_context(where) from error.__cause__
+    if key is None:
+        _closures.warn_if_made_anew(f, stacklevel=2)
+    function = Function(f, example, per_example, _name(f))
+    run = Batched(function, grid, oversize=oversize, on_unmaskable=on_unmaskable, frozen=frozen, key=key)
+    run._trace_early()
+    return run
+
+
+def _spec(f: Callable[..., Any], spec: Any, per_example: tuple[bool, ...], names: Sequence[str]) -> Spec:
+    if spec is None:
+        return Spec.from_annotations(f, per_example)
+    own = tuple(name for name, one in zip(names, per_example, strict=True) if one)
+    trees = (spec,) if len(own) == 1 else spec
+    if not isinstance(trees, tuple) or len(trees) != len(own):
+        raise SpecError(f"spec must be a tuple with one entry for each of {', '.join(own)}; got {spec!r}.")
+    return Spec.from_trees(trees, own)
+
+
+def _name(f: Any) -> str:
+    while isinstance(f, functools.partial):
+        f = f.func
+    return getattr(f, "__name__", type(f).__name__)

@@ -1,0 +1,243 @@
+"""One call: what it binds, how its examples are checked, and which batches they become.
+
+An example goes one of three ways: an error of its own, a row of a bucket, or, where a ragged dim is
+empty (or oversize or unmaskable, if that was allowed), a program of its exact size.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ._engine import Engine
+from ._errors import MaskError, OversizeError, SpecError
+from ._grid import Bucket, Grid
+from ._pipeline import Pipeline, Window, Work
+from ._plan import chunk, plan
+from ._shared import Shared
+from ._spec import Checked, shared_dims
+from ._traced import Traced
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What a call does in doubt.
+
+    Attributes:
+      raises: an example's error ends the call, instead of standing in its place.
+      lazy: earlier results are delivered before an error is raised, and examples are copied, since an
+        iterator may reuse its buffers.
+      oversize: "error" or "exact".
+      frozen: a missing program is an error.
+    """
+
+    raises: bool
+    lazy: bool
+    oversize: str
+    frozen: bool
+
+
+class Call:
+    """One call of a batched function.
+
+    Args:
+      engine: what the function keeps between calls.
+      shared_args: the shared arguments, in order.
+      names: of the shared arguments.
+    """
+
+    def __init__(self, engine: Engine, shared_args: Sequence[Any], names: Sequence[str], policy: Policy):
+        self._engine = engine
+        self._policy = policy
+        self._spec = engine.function.spec
+        self.shared = Shared.of(shared_args, names)
+        self._columns = [self._spec.dims.index(dim) for dim in engine.dims]
+        self._fixed_columns = [self._spec.dims.index(dim) for dim in engine.fixed_dims]
+        self.fixed = bound_dims(engine, shared_args)
+        self._pipeline = Pipeline(
+            engine.executables,
+            engine.recorder,
+            self.shared.arrays,
+            frozen=policy.frozen,
+            on_failure=self._on_failure,
+        )
+
+    # --- in ---
+
+    def check(self, example: tuple[Any, ...], index: int) -> Checked | SpecError:
+        """Return the checked example, or its error, which names it by `index`."""
+        try:
+            checked = self._spec.check(example)
+            if self._fixed_columns:
+                self._bind(checked)
+        except SpecError as error:
+            return _name_example(error, self._engine, index)
+        if self._policy.lazy:
+            return Checked(tuple([np.array(leaf) for leaf in checked.leaves]), checked.lengths)
+        return checked
+
+    def submit(self, checked: Sequence[Checked | SpecError], start: int) -> Window:
+        """Plan examples and start their batches; `start` is the index of the first.
+
+        Raises:
+          Exception: what ends the whole call: `MaskError`, `CompileMissError`, and where the policy says so
+            the first error of an example, before anything runs.
+        """
+        results: list[Any] = [each if isinstance(each, Exception) else None for each in checked]
+        good = np.array([i for i, each in enumerate(results) if each is None], np.intp)
+        lengths = np.array([checked[i].lengths for i in good], np.int64).reshape(
+            len(good), len(self._spec.dims)
+        )
+        lengths = lengths[:, self._columns]
+        grid = self._engine.grid_for(lengths)
+        over = np.any(lengths > np.array(list(grid.limits.values()), np.int64), axis=1)
+        if self._policy.oversize == "error" and over.any():
+            for i, own in zip(good[over], lengths[over], strict=True):
+                results[i] = self._oversize(grid, own, start + i)
+            good, lengths, over = good[~over], lengths[~over], over[~over]
+        if self._policy.raises and not self._policy.lazy:
+            for error in filter(None, results):
+                raise error
+        window = Window(results, pending=len(good))
+        examples = [checked[i].leaves for i in good]
+        for work in self._works(
+            _Rows(window, good, examples, lengths, np.any(lengths == 0, axis=1) | over), grid
+        ):
+            self._pipeline.start(work)
+        return window
+
+    # --- out ---
+
+    def finish(self, window: Window) -> list[Any]:
+        """Wait for the window's results and return them in order, errors in their places."""
+        self._pipeline.finish(window)
+        return window.results
+
+    # --- between ---
+
+    def _works(self, rows: "_Rows", grid: Grid) -> Iterator[Work]:
+        """Sort the examples by how they run and yield their batches; what cannot be traced fails here."""
+        groups: dict[tuple[np.dtype, ...], list[int]] = {}
+        for row, leaves in enumerate(rows.examples):
+            groups.setdefault(tuple([leaf.dtype for leaf in leaves]), []).append(row)
+        for dtypes, members in groups.items():
+            here = np.array(members)
+            alone, inside = here[rows.exact[here]], here[~rows.exact[here]]
+            traced = None
+            if len(inside):
+                try:
+                    traced = self._engine.padded(self.shared, dtypes, self.fixed)
+                except MaskError:
+                    raise
+                except Exception as error:
+                    self._fail(rows, inside, error)
+                    inside = inside[:0]
+            if traced is None:
+                alone, inside = np.concatenate([alone, inside]), inside[:0]
+            yield from self._exact_works(rows, alone, dtypes, grid)
+            if traced is not None:
+                for job in plan(rows.lengths[inside], grid):
+                    yield rows.work(traced, job.bucket, inside[list(job.indices)])
+
+    def _exact_works(
+        self, rows: "_Rows", alone: np.ndarray, dtypes: tuple[np.dtype, ...], grid: Grid
+    ) -> Iterator[Work]:
+        """Yield the batches of examples that run at their own size, equal sizes together."""
+        sizes: dict[tuple[int, ...], list[int]] = {}
+        for row in alone.tolist():
+            sizes.setdefault(tuple(rows.lengths[row].tolist()), []).append(row)
+        for own, members in sizes.items():
+            lengths = dict(zip(self._engine.dims, own, strict=True))
+            try:
+                traced = self._engine.exact(self.shared, dtypes, {**self.fixed, **lengths})
+            except Exception as error:
+                error.add_note(
+                    f"raised by {self._engine.function.name} for an example of the exact size {lengths}"
+                )
+                self._fail(rows, np.array(members), error)
+                continue
+            for job in chunk(Bucket(**lengths), members, grid.rows_for([max(size, 1) for size in own])):
+                yield rows.work(traced, job.bucket, np.array(job.indices))
+
+    def _bind(self, checked: Checked) -> None:
+        """Compare fixed sizes with what earlier examples or shared arguments bound, and bind new ones."""
+        own = {
+            dim: checked.lengths[i]
+            for dim, i in zip(self._engine.fixed_dims, self._fixed_columns, strict=True)
+        }
+        for dim, size in own.items():
+            if self.fixed.get(dim, size) != size:
+                raise SpecError(
+                    f"{_where(self._engine, dim)} has size {size}, but the shared arguments or an earlier "
+                    f"example have {self.fixed[dim]}. A dim that is not in the grid has one size for all; "
+                    f"name `{dim}` in the grid to let it vary."
+                )
+        self.fixed.update(own)
+
+    def _oversize(self, grid: Grid, lengths: np.ndarray, index: int) -> OversizeError:
+        named = dict(zip(grid.dims, lengths.tolist(), strict=True))
+        try:
+            grid.ceil(named)
+        except OversizeError as error:
+            dim = next(dim for dim, length in named.items() if length > grid.limits[dim])
+            where = _where(self._engine, dim).split(" (dim")[0]
+            return _name_example(error.with_context(where), self._engine, index)
+        raise AssertionError("the example fits after all")
+
+    def _fail(self, rows: "_Rows", members: np.ndarray, error: Exception) -> None:
+        self._on_failure(error)
+        for i in rows.indices[members]:
+            rows.window.settle(i, error)
+
+    def _on_failure(self, error: Exception) -> None:
+        if self._policy.raises and not self._policy.lazy:
+            raise error
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """The examples of one window that run, in order.
+
+    Attributes:
+      indices: the place of each in the window.
+      lengths: int64 [num, num_dims].
+      exact: bool [num], whether an example runs at its exact size in any case.
+    """
+
+    window: Window
+    indices: np.ndarray
+    examples: Sequence[tuple[np.ndarray, ...]]
+    lengths: np.ndarray
+    exact: np.ndarray
+
+    def work(self, traced: Traced, bucket: Bucket, members: np.ndarray) -> Work:
+        """Return the batch of these rows."""
+        examples = [self.examples[row] for row in members]
+        indices = tuple(self.indices[members].tolist())
+        return Work(self.window, traced, bucket, indices, examples, self.lengths[members])
+
+
+def bound_dims(engine: Engine, shared_args: Sequence[Any]) -> dict[str, int]:
+    """Return the fixed sizes that annotated shared arguments have."""
+    positions = [i for i, one in enumerate(engine.function.per_example) if not one]
+    found = shared_dims(engine.function.f, positions, shared_args)
+    return {dim: size for dim, size in found.items() if dim in engine.fixed_dims}
+
+
+def _where(engine: Engine, dim: str) -> str:
+    """Return the first place where a dim stands: "`x['tokens']` axis 0 (dim `n`)"."""
+    spec = engine.function.spec
+    for path, leaf in zip(spec.paths, spec.leaves, strict=True):
+        for position, axis in enumerate(leaf.axes):
+            if axis.dim == dim:
+                return f"`{path}` axis {position} (dim `{dim}`)"
+    raise AssertionError(f"{dim} is not in the spec")
+
+
+def _name_example(error: Any, engine: Engine, index: int) -> Any:
+    """Return the error with the index of its example in every path: `x['ids']` becomes `x[17]['ids']`."""
+    path = rf"`({'|'.join(map(re.escape, engine.function.spec.names))})(?=[`\[])"
+    error.args = (re.sub(path, rf"`\1[{index}]", str(error.args[0])), *error.args[1:])
+    return error.with_context(engine.where)

@@ -1,0 +1,146 @@
+"""What a batched function keeps between calls: its grid, traces, programs and counts.
+
+Every part has one owner here and may be asked from any thread.
+"""
+
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from . import _closures, _compat
+from ._errors import MaskError
+from ._executables import Executables, Leaf, Signature, SingleFlight, store_for
+from ._grid import Bucket, Grid
+from ._shared import Shared
+from ._statistics import Recorder
+from ._traced import Function, Traced, exact, padded
+
+_UNBOUNDED = 2**30  # the limit of a trace whose grid is inferred: growing must not mean tracing again
+
+
+class Engine:
+    """The state of one batched function.
+
+    Args:
+      grid: None to infer it from the examples, and to let it grow with them.
+      key: see `batched`.
+
+    Attributes:
+      dims: the ragged dims; columns of all arrays of lengths are in this order.
+      fixed_dims: the other names of the spec.
+    """
+
+    def __init__(self, function: Function, grid: Grid | None, *, on_unmaskable: str, key: Hashable):
+        self.function = function
+        self.dims = function.spec.dims if grid is None else grid.dims
+        self.fixed_dims = tuple(dim for dim in function.spec.dims if dim not in self.dims)
+        self.recorder = Recorder()
+        store = store_for(key)
+        self.executables = Executables(function.name, store)
+        self._inferred = grid is None
+        self._grid = grid
+        self._key = key
+        self._store = store
+        self._traces = SingleFlight()
+        self._on_unmaskable = on_unmaskable
+        self._unmaskable = False
+
+    @property
+    def where(self) -> str:
+        """What every message of this function begins with."""
+        return f"jaxbatch.batched({self.function.name})"
+
+    # --- the grid ---
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid as it is now; None if it is to be inferred and no example was seen."""
+        return self._grid
+
+    def grid_for(self, lengths: np.ndarray) -> Grid:
+        """Return the grid for examples of these lengths; an inferred one grows to hold them."""
+        grid = self._grid
+        if self._inferred:
+            tops = lengths.max(axis=0, initial=1).tolist()
+            needed = {
+                dim: [top, grid.limits[dim] if grid else 1] for dim, top in zip(self.dims, tops, strict=True)
+            }
+            grown = Grid.infer(needed)
+            if grid is None:
+                warnings.warn(
+                    f"{self.where}: no grid was given, so powers of two that hold the "
+                    f"examples are used, {grown} for now. Pass grid=... to bound the number of programs.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            grid = self._grid = grown
+        assert grid is not None
+        return grid
+
+    # --- traces ---
+
+    def signature(self, shared: Shared, dtypes: Sequence[np.dtype], sizes: Mapping[str, int]) -> Signature:
+        """Return what a trace depends on; dims without an entry in `sizes` are symbolic."""
+        spec = self.function.spec
+        shapes = [
+            tuple(
+                str(axis) if axis.dim in self.dims and axis.dim not in sizes else axis.size(sizes)
+                for axis in leaf.axes
+            )
+            for leaf in spec.leaves
+        ]
+        examples = tuple(map(Leaf, spec.paths, shapes, dtypes))
+        per_example, bounds = self.function.per_example, tuple(self._bounds().items())
+        static = (shared.static, spec.treedef, per_example, bounds, _compat.trace_context())
+        return Signature(examples, shared.signature, static)
+
+    def padded(self, shared: Shared, dtypes: Sequence[np.dtype], fixed: Mapping[str, int]) -> Traced | None:
+        """Return the trace at symbolic sizes; None where the function is to run at exact sizes only.
+
+        Raises:
+          MaskError: the function cannot be padded, found here, before anything compiles.
+        """
+        if self._unmaskable:
+            return None
+        signature = self.signature(shared, dtypes, fixed)
+
+        def make() -> Traced:
+            traced = padded(self.function, shared, signature, self._bounds(), fixed)
+            smallest = {dim: 2 for dim in self.dims} if self._grid is None else next(iter(self._grid)).sizes
+            run = traced.rows(smallest)
+            jax.eval_shape(run, *traced.avals(Bucket(rows=1, **smallest)))
+            return self._registered(traced)
+
+        try:
+            return self._traces.get(signature, make)[0]
+        except MaskError as error:
+            if not str(error).startswith(self.where):  # a waiting thread gets the same object
+                error = error.with_context(self.where)
+            if self._on_unmaskable == "error":
+                raise
+            warnings.warn(
+                f"{error} It runs at exact sizes instead, one program for each.", UserWarning, stacklevel=2
+            )
+            self._unmaskable = True
+            return None
+
+    def exact(self, shared: Shared, dtypes: Sequence[np.dtype], lengths: Mapping[str, int]) -> Traced:
+        """Return the trace at one example's own sizes, ragged and fixed; it raises what `f` raises."""
+        signature = self.signature(shared, dtypes, lengths)
+        make = lambda: self._registered(exact(self.function, shared, signature, lengths))  # noqa: E731
+        return self._traces.get(signature, make)[0]
+
+    def _bounds(self) -> dict[str, tuple[int, int]]:
+        if self._inferred or self._grid is None:
+            return {dim: (1, _UNBOUNDED) for dim in self.dims}
+        return self._grid.bounds
+
+    def _registered(self, traced: Traced) -> Traced:
+        """Compare with what other functions under the same user's key traced, and note what will compile."""
+        if self._key is None:
+            _closures.note_compile(self.function.f)
+        else:
+            self._store.check(traced.signature, traced.text)
+        return traced

@@ -1,0 +1,136 @@
+"""One call's way through the machine: examples in, results out, a few batches in flight.
+
+JAX returns from a dispatch before the device is done. So batch k+1 is padded while k runs, and a result is
+waited for only once `IN_FLIGHT` later batches have started. Results land in the place of their example,
+whatever the order of batches. What fails is the failure of the examples of its own batch.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._batch import Residuals, pad_and_stack, unstack
+from ._errors import CompileMissError, MaskError
+from ._executables import Executables
+from ._grid import Bucket
+from ._statistics import Recorder
+from ._traced import Traced
+
+IN_FLIGHT = 3
+"""Batches started and not yet fetched; more hide no more time and hold more memory."""
+
+
+@dataclasses.dataclass
+class Window:
+    """Examples that are planned together, and their results as they arrive.
+
+    Attributes:
+      results: in the order of the examples: None, then a result or the example's own error.
+      pending: how many examples are planned and have no result yet.
+    """
+
+    results: list[Any]
+    pending: int = 0
+
+    def settle(self, index: int, result: Any) -> None:
+        """Put a result or an error in its place."""
+        self.results[index] = result
+        self.pending -= 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Work:
+    """One batch to run: which examples of a window, in which bucket, by which trace."""
+
+    window: Window
+    traced: Traced
+    bucket: Bucket
+    indices: tuple[int, ...]
+    examples: Sequence[tuple[np.ndarray, ...]]
+    lengths: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Flight:
+    """A batch that was started."""
+
+    work: Work
+    outputs: Sequence[jax.Array]
+    residuals: Residuals
+    seconds: float
+
+
+class Pipeline:
+    """Runs batches in order and keeps at most `IN_FLIGHT` of them on the device.
+
+    Args:
+      shared: the shared leaves, on the device.
+      on_failure: called with the error of a batch; it raises, or returns so that the batch's examples get it.
+    """
+
+    def __init__(
+        self,
+        executables: Executables,
+        recorder: Recorder,
+        shared: Sequence[Any],
+        *,
+        frozen: bool,
+        on_failure: Callable[[Exception], None],
+    ):
+        self._executables = executables
+        self._recorder = recorder
+        self._shared = list(shared)
+        self._frozen = frozen
+        self._on_failure = on_failure
+        self._flights: collections.deque[_Flight] = collections.deque()
+
+    def start(self, work: Work) -> None:
+        """Pad and start a batch, then fetch the oldest ones until few enough are in flight."""
+        try:
+            program = self._executables.get(
+                work.traced.key(work.bucket), lambda: work.traced.build(work.bucket), frozen=self._frozen
+            )
+            begin = time.perf_counter()  # compile time is counted by the executables
+            shapes = work.traced.shapes(work.bucket.sizes)
+            lengths = work.lengths[:, : len(work.traced.dims)]  # an exact program has no dims, and gets none
+            arrays, residuals = pad_and_stack(work.examples, lengths, shapes, work.bucket["rows"])
+            outputs = program(residuals.lengths, work.traced.consts, self._shared, arrays)
+            for output in outputs:
+                output.copy_to_host_async()
+        except (MaskError, CompileMissError):
+            raise
+        except Exception as error:
+            self._fail(work, error)
+            return
+        self._flights.append(_Flight(work, outputs, residuals, time.perf_counter() - begin))
+        while len(self._flights) > IN_FLIGHT:
+            self._fetch()
+
+    def finish(self, window: Window) -> None:
+        """Wait until every example of the window has its result."""
+        while window.pending:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        flight = self._flights.popleft()
+        begin, work, tree = time.perf_counter(), flight.work, flight.work.traced.program.out_tree
+        try:
+            arrays = [np.asarray(output) for output in flight.outputs]
+        except Exception as error:
+            self._fail(work, error)
+            return
+        rows = unstack(arrays, flight.residuals, work.traced.out_shapes(flight.residuals.lengths))
+        for index, leaves in zip(work.indices, rows, strict=True):
+            work.window.settle(index, tree.unflatten(leaves))
+        seconds = flight.seconds + time.perf_counter() - begin
+        self._recorder.add(work.bucket, work.lengths, exact=work.traced.masked is None, seconds=seconds)
+
+    def _fail(self, work: Work, error: Exception) -> None:
+        self._on_failure(error)
+        for index in work.indices:
+            work.window.settle(index, error)
