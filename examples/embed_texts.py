@@ -10,10 +10,12 @@ section, read from the source files: nothing is imported for it.
 
 import argparse
 import ast
+import contextlib
 import importlib.util
 import re
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.progress import track
+from rich.progress import Progress, track
 
 import jaxbatch as jb
 from models import bert, weights
@@ -80,6 +82,27 @@ def collect(file: Path | None, limit: int | None) -> tuple[list[str], list[str]]
     return [names[i] for i in keep], [texts[i] for i in keep]
 
 
+@contextlib.contextmanager
+def progress(label: str, total: int, count: Callable[[], int]) -> Iterator[None]:
+    """Show `count()` out of `total` while the block runs."""
+    done = threading.Event()
+    with Progress() as bar:
+        task = bar.add_task(label, total=total)
+
+        def watch() -> None:
+            while not done.wait(0.1):
+                bar.update(task, completed=count())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+            bar.update(task, completed=count())
+
+
 def max_difference(single, vectors: np.ndarray, tokens: Sequence[np.ndarray]) -> float:
     """Return how far the vectors of 50 random texts are from unpadded calls of one text each."""
     sample = np.random.default_rng(0).permutation(len(tokens))[:50].tolist()
@@ -117,7 +140,8 @@ def main() -> None:
     grid = jb.Grid(n=(16, MAX_TOKENS), rows=(1, 32), max_cells=4096)
     run = jb.batched(model.embed, in_axes=(None, 0), grid=grid)
     start = time.perf_counter()
-    vectors = np.stack(list(track(run.map(params, tokens), "embedding", total=len(tokens))))
+    with progress("embedding", sum(map(len, tokens)), lambda: run.statistics().valid_cells):
+        vectors = np.stack(run(params, tokens))
     seconds = time.perf_counter() - start
     done = run.statistics()
     single = jax.jit(model.embed)
