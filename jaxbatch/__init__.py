@@ -1,5 +1,6 @@
 """A ragged `vmap` for JAX: a function of one example at its exact size, run on many of different sizes."""
 
+from . import testing as testing
 from ._batched import Batched as Batched
 from ._batched import batched as batched
 from ._errors import ArtifactError as ArtifactError
@@ -14,6 +15,8 @@ from ._errors import SpecError as SpecError
 from ._grid import Bucket as Bucket
 from ._grid import Grid as Grid
 from ._mask import register as register
+from ._masking import MaskedFunction as MaskedFunction
+from ._masking import mask as mask
 from ._spec import spec as spec
 from ._statistics import Explanation as Explanation
 from ._statistics import Statistics as Statistics

@@ -6,16 +6,20 @@ Everything is written for JAX 0.10 to 0.12; a name that disappears should break 
 """
 
 import contextlib
+import inspect
+import operator
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config as _config
 from jax._src import source_info_util as _source_info
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import convolution as _convolution
 from jax.extend import core as jex_core
 
 is_symbolic = jax.export.is_symbolic_dim
@@ -26,7 +30,45 @@ is_symbolic = jax.export.is_symbolic_dim
 
 def evaluate(dim: Any, env: Mapping[str, Any]) -> Any:
     """Return a dimension's value when its names have the values in `env` (ints, NumPy, traced or symbolic)."""
-    return dim._evaluate(env) if is_symbolic(dim) else dim
+    if not is_symbolic(dim):
+        return dim
+    total: Any = 0
+    for coefficient, factors in terms(dim):
+        product: Any = coefficient
+        for factor, power in factors:
+            for _ in range(power):
+                product = _evaluate_factor(factor, env) * product
+        total = product + total
+    return total
+
+
+def _evaluate_factor(factor: Any, env: Mapping[str, Any]) -> Any:
+    operation, operands = factor_operands(factor)
+    if operation == "var":
+        return env[operands[0]]
+    a, b = (evaluate(operand, env) for operand in operands)
+    match operation:
+        case "floordiv":
+            return a // b
+        case "mod":
+            return a % b
+        case "max":
+            return _extreme(a, b, max)
+        case "min":
+            return _extreme(a, b, min)
+    raise NotImplementedError(
+        f"This JAX version has a size operation {operation!r} that jaxbatch does not know."
+    )
+
+
+def _extreme(a: Any, b: Any, builtin: Callable[..., Any]) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return builtin(a, b)
+    if is_symbolic(a) or is_symbolic(b):
+        return (jax.core.max_dim if builtin is max else jax.core.min_dim)(a, b)
+    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        return (jax.numpy.maximum if builtin is max else jax.numpy.minimum)(a, b)
+    return (np.maximum if builtin is max else np.minimum)(a, b)
 
 
 def dim_names(dim: Any) -> frozenset[str]:
@@ -98,6 +140,28 @@ def trace_context() -> Hashable:
     return _config.trace_context(), jax.config.jax_default_device
 
 
+# Under vmap an output may be shared by all examples (a residual that depends on weights alone). From JAX 0.12
+# on its cotangent is refused unless this option says how to sum it.
+_GENERIC = "generic_batching" in inspect.signature(jax.custom_vjp.defvjp).parameters
+DEFVJP_OPTIONS: dict[str, Any] = {"generic_batching": True} if _GENERIC else {}
+
+
+class _SymbolicIndex:
+    """The operator module, with an `index` that lets symbolic sizes pass."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(operator, name)
+
+    @staticmethod
+    def index(value: Any) -> Any:
+        return value if is_symbolic(value) else operator.index(value)
+
+
+# The gradient of a strided convolution pads by a symbolic amount, which the primitive takes and the check
+# in front of it, `operator.index(padding)`, does not (JAX 0.10 to 0.12).
+_convolution.operator = _SymbolicIndex()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # --- equality tests on symbolic sizes --------------------------------------------------------------
 
 _MACHINERY = {
@@ -110,6 +174,8 @@ _MACHINERY = {
     "dataclasses",
     "weakref",
     "opt_einsum",
+    "jaxtyping",
+    "beartype",
 }
 _watch = threading.local()
 _patch_lock = threading.Lock()

@@ -73,7 +73,12 @@ def symbolic_dims(bounds: Bounds) -> dict[str, Dim]:
 
 
 def trace(
-    f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, *, name: str | None = None
+    f: Callable[..., Any],
+    leaves: Sequence[Any],
+    bounds: Bounds,
+    *,
+    name: str | None = None,
+    derived: bool = False,
 ) -> Program:
     """Trace `f(*leaves)` at symbolic sizes.
 
@@ -82,6 +87,7 @@ def trace(
       leaves: one `jax.ShapeDtypeStruct` per leaf; shapes may use dims from `symbolic_dims(bounds)`.
       bounds: the smallest and largest length of each ragged dim.
       name: what messages call the function.
+      derived: `f` is made from another program, so that all it can fail on is a symbolic size.
 
     Raises:
       MaskError: the function branches on a size, or tests a size for equality, so that one program
@@ -104,6 +110,16 @@ def trace(
             f"{str(error).splitlines()[0]} Write the choice with jnp.where, or narrow the grid so that it is "
             f"the same for every bucket."
         ) from error
+    except MaskError:
+        raise
+    except Exception as error:
+        if not bounds or not derived and not _works_at_fixed_sizes(f, leaves, bounds):
+            raise  # the function's own error
+        first = (str(error).splitlines() or [""])[0]
+        raise MaskError(
+            f"{name}: {_user_line(error)}an operation there needs a constant size: {type(error).__name__}: {first} "
+            f"Rewrite that line, or run such inputs at their exact sizes."
+        ) from error
     return Program(
         jaxpr=_compat.consts_as_inputs(closed),
         consts=tuple(closed.consts),
@@ -112,6 +128,17 @@ def trace(
         out_tree=jax.tree.structure(out_shape),
         name=name,
     )
+
+
+def _works_at_fixed_sizes(f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds) -> bool:
+    """Tell whether the function can be traced at the largest sizes, without any symbol."""
+    top = {dim: hi for dim, (_, hi) in bounds.items()}
+    structs = [jax.ShapeDtypeStruct(evaluate_shape(leaf.shape, top), leaf.dtype) for leaf in leaves]
+    try:
+        jax.eval_shape(f, *structs)
+    except Exception:
+        return False
+    return True
 
 
 def _user_line(error: BaseException) -> str:

@@ -38,7 +38,11 @@ class Padded:
 
     def ragged(self, axes: Sequence[int] | None = None) -> list[int]:
         """Return those of `axes` (default: all) whose true size differs between examples."""
-        return [a for a in (range(len(self.shape)) if axes is None else axes) if _compat.is_symbolic(self.shape[a])]
+        return [
+            a
+            for a in (range(len(self.shape)) if axes is None else axes)
+            if _compat.is_symbolic(self.shape[a])
+        ]
 
 
 class Context:
@@ -53,7 +57,12 @@ class Context:
     """
 
     def __init__(
-        self, lengths: Mapping[str, Any], sizes: Mapping[str, int], *, name: str = "the function", active: Any = None
+        self,
+        lengths: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        *,
+        name: str = "the function",
+        active: Any = None,
     ):
         self.lengths = lengths
         self.sizes = sizes
@@ -72,9 +81,9 @@ class Context:
 
     def size(self, dim: Dim) -> int:
         """Return what to allocate for a dimension: the largest value it takes up to this bucket's sizes."""
-        return self._size(dim) if _compat.is_symbolic(dim) else dim
+        return self._size(dim) if _compat.is_symbolic(dim) else int(dim)
 
-    def shape(self, shape: Shape) -> tuple[int, ...]:
+    def shape(self, shape: Sequence[Dim]) -> tuple[int, ...]:
         """Return the allocated shape for a true shape."""
         return tuple(self.size(dim) for dim in shape)
 
@@ -92,16 +101,20 @@ class Context:
         count = 1
         for name in names:
             if _compat.is_symbolic(self.sizes[name]):
-                raise MaskError(f"{self.name}: the size {dim} does not grow with the input, so its bucket is not symbolic.")
+                raise MaskError(
+                    f"{self.name}: the size {dim} does not grow with the input, so its bucket is not symbolic."
+                )
             count *= self.sizes[name]
         if count > _MAX_ENUMERATED:
-            raise MaskError(f"{self.name}: no bound is known for the size {dim} in a bucket as large as {self.sizes}.")
+            raise MaskError(
+                f"{self.name}: no bound is known for the size {dim} in a bucket as large as {self.sizes}."
+            )
         grid = np.meshgrid(*(np.arange(1, self.sizes[name] + 1) for name in names), indexing="ij")
         return int(np.max(_compat.evaluate(dim, dict(zip(names, grid, strict=True)))))
 
     # --- validity and fills ---
 
-    def valid(self, shape: Shape, axes: Sequence[int]) -> Any:
+    def valid(self, shape: Sequence[Dim], axes: Sequence[int]) -> Any:
         """Return a mask, True on cells that are valid along `axes`, of size 1 along all others; None if all are."""
         mask = None
         for axis in axes:
@@ -126,11 +139,7 @@ class Context:
     def _substitute(self, value: Any) -> Any:
         if not mentions_dims(value):
             return value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self._substitute, value))
-        if isinstance(value, tuple | list):
-            return type(value)(map(self._substitute, value))
-        return self.size(value)
+        return rebuild(value, self._substitute) if isinstance(value, tuple | list) else self.size(value)
 
     def bind(self, eqn: jex_core.JaxprEqn, *data: Any, **overrides: Any) -> Any:
         """Run an equation's own primitive on padded arrays, at allocated sizes."""
@@ -140,7 +149,9 @@ class Context:
     def refuse(self, eqn: jex_core.JaxprEqn, reason: str) -> NoReturn:
         """Raise `MaskError` for an equation, naming the primitive, its ragged dims and the user's line."""
         atoms = [*eqn.invars, *eqn.outvars]
-        dims = sorted({name for v in atoms for d in getattr(v.aval, "shape", ()) for name in _compat.dim_names(d)})
+        dims = sorted(
+            {name for v in atoms for d in getattr(v.aval, "shape", ()) for name in _compat.dim_names(d)}
+        )
         over = f" over ragged {', '.join(f'`{d}`' for d in dims)}" if dims else ""
         raise MaskError(
             f"{self.name}: `{eqn.primitive.name}`{over} at {_compat.source_line(eqn)} {reason} "
@@ -167,7 +178,9 @@ class Context:
                 for var, out in zip(eqn.outvars, outs, strict=True):
                     expected = self.shape(getattr(var.aval, "shape", ()))
                     if np.shape(out) != expected:
-                        self.refuse(eqn, f"gives the padded shape {np.shape(out)} where {expected} is allocated.")
+                        self.refuse(
+                            eqn, f"gives the padded shape {np.shape(out)} where {expected} is allocated."
+                        )
                     env[var] = out
         finally:
             self._producers = previous
@@ -177,7 +190,7 @@ class Context:
         if not self._needs_rule(eqn):
             outs = self.bind(eqn, *(x.data for x in operands))
         elif (rule := lookup(eqn.primitive)) is not None:
-            outs = rule.apply(self, eqn, *operands)
+            outs = rule.apply(self, eqn.replace(params=plain(eqn.params)), *operands)
         else:
             self.refuse(eqn, "has no rule that keeps padding out of its result.")
         return outs if isinstance(outs, tuple | list) else [outs]
@@ -198,7 +211,11 @@ class Context:
         """Return the scalar that an operand is known to be filled with, if the program itself says so."""
         while not isinstance(atom, jex_core.Literal):
             eqn = self._producers.get(atom)
-            if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape"):
+            if eqn is None or eqn.primitive.name not in (
+                "broadcast_in_dim",
+                "convert_element_type",
+                "reshape",
+            ):
                 return None
             atom = eqn.invars[0]
         return np.asarray(atom.val).item() if np.ndim(atom.val) == 0 else None
@@ -209,7 +226,11 @@ class Context:
 
 def select(mask: Any, data: Any, value: Any) -> Any:
     """Return `data` where `mask` (broadcast against it) and `value` elsewhere, in `data`'s dtype."""
-    other = lax.broadcast(lax.convert_element_type(value, data.dtype), data.shape) if np.ndim(value) == 0 else value
+    other = (
+        lax.broadcast(lax.convert_element_type(value, data.dtype), data.shape)
+        if np.ndim(value) == 0
+        else value
+    )
     return lax.select(jax.numpy.broadcast_to(mask, data.shape), data, other)
 
 
@@ -218,6 +239,20 @@ def mentions_dims(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(map(mentions_dims, value))
     return _compat.is_symbolic(value)
+
+
+def rebuild(value: Any, f: Any) -> Any:
+    """Apply `f` to the entries of a tuple, a named tuple or a list."""
+    return type(value)(*map(f, value)) if hasattr(value, "_fields") else type(value)(map(f, value))
+
+
+def plain(value: Any) -> Any:
+    """Return parameters with Python ints for NumPy ones, which gradients leave in them."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return rebuild(value, plain)
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def walk(eqn: jex_core.JaxprEqn) -> Iterator[jex_core.JaxprEqn]:
@@ -233,7 +268,7 @@ def grows(dim: Dim) -> bool:
     return _direction(dim) >= 0
 
 
-def _direction(dim: Any) -> float:
+def _direction(dim: Any) -> int | float:
     """Return 1 for growing, -1 for shrinking, 0 for constant, NaN for unknown."""
     if not _compat.is_symbolic(dim):
         return 0
@@ -241,7 +276,7 @@ def _direction(dim: Any) -> float:
     return signs.pop() if len(signs) == 1 else (0 if not signs else float("nan"))
 
 
-def _term_direction(coefficient: int, factors: Sequence[tuple[Any, int]]) -> float:
+def _term_direction(coefficient: int, factors: Sequence[tuple[Any, int]]) -> int | float:
     """Direction of a product; every factor is a size or an operation on sizes, none of them negative."""
     signs = set()
     for factor, _ in factors:

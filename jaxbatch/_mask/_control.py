@@ -38,7 +38,11 @@ def _scan(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     jaxpr, jaxpr_consts = _compat.open_jaxpr(params["jaxpr"])
     num_consts, num_carry = _compat.scan_counts(params)
     data = arrays([x.data for x in xs], eqn.invars)
-    consts, init, items = data[:num_consts], data[num_consts : num_consts + num_carry], data[num_consts + num_carry :]
+    consts, init, items = (
+        data[:num_consts],
+        data[num_consts : num_consts + num_carry],
+        data[num_consts + num_carry :],
+    )
     ragged = _compat.is_symbolic(params["length"])
     size = ctx.size(params["length"])
 
@@ -79,7 +83,9 @@ def _while(ctx: Context, eqn: Any, *xs: Padded) -> Any:
 @define("cond", "control flow")
 def _cond(ctx: Context, eqn: Any, which: Padded, *xs: Padded) -> Any:
     branches = eqn.params["branches"]
-    index = lax.clamp(np.int32(0), lax.convert_element_type(which.data, np.int32), np.int32(len(branches) - 1))
+    index = lax.clamp(
+        np.int32(0), lax.convert_element_type(which.data, np.int32), np.int32(len(branches) - 1)
+    )
 
     def branch(k: int) -> Any:
         jaxpr, consts = _compat.open_jaxpr(branches[k])
@@ -89,4 +95,6 @@ def _cond(ctx: Context, eqn: Any, which: Padded, *xs: Padded) -> Any:
 
         return run
 
-    return lax.switch(index, [branch(k) for k in range(len(branches))], *arrays([x.data for x in xs], eqn.invars[1:]))
+    return lax.switch(
+        index, [branch(k) for k in range(len(branches))], *arrays([x.data for x in xs], eqn.invars[1:])
+    )

@@ -65,14 +65,12 @@ def _dynamic_update_slice(ctx: Context, eqn: Any, x: Padded, update: Padded, *st
     return _write(ctx, x, update, begins)
 
 
-def _write(ctx: Context, x: Padded, update: Padded, begins: Sequence[Any], enabled: Any = None) -> Any:
+def _write(ctx: Context, x: Padded, update: Padded, begins: Sequence[Any]) -> Any:
     """Overwrite one window with the valid part of `update`, at starts inside true bounds."""
     data = x.data
     for axis, (dim, size) in enumerate(zip(x.shape, update.shape, strict=True)):
         data = fit(data, axis, data.shape[axis] + _room(ctx, dim, size))
     keep = ctx.valid(update.shape, range(len(update.shape)))
-    if enabled is not None:
-        keep = enabled if keep is None else keep & enabled
     new = update.data
     if keep is not None:
         new = select(keep, new, lax.dynamic_slice(data, begins, new.shape))
@@ -94,7 +92,11 @@ def _gather(ctx: Context, eqn: Any, x: Padded, indices: Padded) -> Any:
     for column, axis in enumerate(params["dimension_numbers"].start_index_map):
         dim, size = x.shape[axis], sizes[axis]
         room = _room(ctx, dim, size)
-        if mode == _Mode.PROMISE_IN_BOUNDS and known is not None and known + ctx.size(size) <= data.shape[axis]:
+        if (
+            mode == _Mode.PROMISE_IN_BOUNDS
+            and known is not None
+            and known + ctx.size(size) <= data.shape[axis]
+        ):
             continue
         data = fit(data, axis, data.shape[axis] + room)
         if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
@@ -158,12 +160,30 @@ defscatter("scatter-min", highest)
 defscatter("scatter-max", lowest)
 
 
+def _write_one(ctx: Context, x: Padded, indices: Padded, updates: Padded, dims: Any, drop: bool) -> Any:
+    """Overwrite a single window of ragged size, as `table.at[:n].set(x)` does."""
+    inserted = sorted(dims.inserted_window_dims)
+    shape = list(updates.shape)
+    for axis in inserted:
+        shape.insert(axis, 1)
+    update = Padded(lax.expand_dims(updates.data, inserted), tuple(shape))
+    begins: list[Any] = [np.int32(0)] * len(shape)
+    inside: Any = True
+    for column, axis in enumerate(dims.scatter_dims_to_operand_dims):
+        begin, limit = indices.data[column], _limit(ctx, x.shape[axis], shape[axis])
+        inside = inside & (begin >= 0) & (begin <= limit)
+        begins[axis] = jnp.clip(lax.convert_element_type(begin, np.int32), 0, limit)
+    out = _write(ctx, x, update, begins)
+    return select(inside, out, x.data) if drop else out
+
+
 def _scatter(
     ctx: Context, eqn: Any, x: Padded, indices: Padded, updates: Padded, identity: Identity | None
 ) -> Any:
     params = eqn.params
     dims = params["dimension_numbers"]
-    mode = _Mode.from_any(params["mode"])
+    # XLA itself drops what a scatter writes outside; JAX clamps only where it says so.
+    mode = _Mode.CLIP if _Mode.from_any(params["mode"]) == _Mode.CLIP else _Mode.FILL_OR_DROP
     collapsed = {*dims.inserted_window_dims, *dims.operand_batching_dims}
     window_axes = [a for a in range(len(x.shape)) if a not in collapsed]
     window: list[Dim] = [1] * len(x.shape)
@@ -180,7 +200,9 @@ def _scatter(
             partial.append(update_axis)  # its padding would land on valid cells of the operand
             data = fit(data, axis, data.shape[axis] + _room(ctx, x.shape[axis], window[axis]))
     if partial and identity is None:
-        ctx.refuse(eqn, "overwrites part of an array with a window of ragged size at computed positions.")
+        if len(indices.shape) > 1:
+            ctx.refuse(eqn, "overwrites parts of an array with many windows of ragged size.")
+        return _write_one(ctx, x, indices, updates, dims, drop=mode == _Mode.FILL_OR_DROP)
     new = updates.data if not partial else ctx.fill(updates, partial, identity(updates.dtype))  # pyright: ignore[reportOptionalCall]
 
     index = _bounded(indices.data, columns)

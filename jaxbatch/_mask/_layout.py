@@ -119,7 +119,9 @@ def _pad(ctx: Context, eqn: Any, x: Padded, value: Padded) -> Any:
 
 def _with(shape: Shape, axis: int, data: Any) -> Shape:
     """Return the true shape of data whose axes before `axis` are already final; only `axis` is looked at."""
-    return tuple(dim if a == axis else size for a, (dim, size) in enumerate(zip(shape, data.shape, strict=True)))
+    return tuple(
+        dim if a == axis else size for a, (dim, size) in enumerate(zip(shape, data.shape, strict=True))
+    )
 
 
 def pad_axis(
@@ -197,9 +199,7 @@ def _less(a: Dim, b: Dim) -> bool:
         return len(_compat.dim_names(a)) < len(_compat.dim_names(b))
 
 
-def _reshape_group(
-    ctx: Context, data: Any, axis: int, width: int, source: Shape, target: Shape
-) -> Any:
+def _reshape_group(ctx: Context, data: Any, axis: int, width: int, source: Shape, target: Shape) -> Any:
     """Reshape `width` axes of data, from `axis` on, from true shape `source` to `target`."""
     shape = data.shape
     before, after = shape[:axis], shape[axis + width :]

@@ -25,4 +25,6 @@ defrefused(
     always=True,
 )
 defrefused("fft", "spectral", "mixes every cell of a ragged axis at frequencies that depend on its size.")
-defrefused("eigh eig svd schur hessenberg tridiagonal", "linear algebra", "has no padding that keeps its result.")
+defrefused(
+    "eigh eig svd schur hessenberg tridiagonal", "linear algebra", "has no padding that keeps its result."
+)

@@ -15,6 +15,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.extend import core as jex_core
 
+from .. import _compat
 from .._program import Program, trace
 from ._context import Context, Padded
 
@@ -27,6 +28,7 @@ class Masked:
 
     Args:
       program: the function, traced at symbolic sizes.
+      num_clean: how many of the first outputs get zeros in their padding (default: all).
 
     The call `masked(lengths, sizes, leaves)` takes the valid length of every ragged dim (int32 scalars),
     the allocated sizes (ints) and the input leaves at allocated shapes, and returns the output leaves at
@@ -34,8 +36,9 @@ class Masked:
     arrays may be given as `consts=` so that they are arguments of the compiled program.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, num_clean: int | None = None):
         self.program = program
+        self._num_clean = len(program.out_avals) if num_clean is None else num_clean
 
     def out_sizes(self, sizes: Sizes) -> list[tuple[int, ...]]:
         """Return the allocated shape of every output leaf."""
@@ -58,9 +61,9 @@ class Masked:
         """Interpret the program and put zeros into the padding of its outputs."""
         program = self.program
         ctx = Context(lengths, sizes, name=program.name)
-        consts, leaves = values[: len(program.consts)], values[len(program.consts) :]
-        outs = ctx.run(program.jaxpr, consts, leaves)
-        return [_clean(ctx, out, aval) for out, aval in zip(outs, program.out_avals, strict=True)]
+        outs = ctx.run(program.jaxpr, (), values)
+        clean = [_clean(ctx, out, aval) for out, aval in zip(outs, program.out_avals, strict=True)]
+        return clean[: self._num_clean] + outs[self._num_clean :]
 
     @functools.cache  # noqa: B019  (a program has few buckets, and they live as long as it does)
     def _differentiable(self, sizes: tuple[int, ...]) -> Any:
@@ -72,15 +75,14 @@ class Masked:
             return self._run(named, lengths, values)
 
         def forward(lengths: Lengths, values: list[Any]) -> tuple[list[Any], Any]:
-            outs = self._derivative.forward(lengths, named, values)
-            num_outs = len(self.program.jaxpr.outvars)
-            return outs[:num_outs], (lengths, outs[num_outs:])
+            outs, residuals = self._derivative.forward(lengths, named, values)
+            return outs, (lengths, residuals)
 
         def backward(saved: Any, cotangents: list[Any]) -> tuple[None, list[Any]]:
             lengths, residuals = saved
             return None, self._derivative.pull_back(lengths, named, residuals, cotangents)
 
-        call.defvjp(forward, backward)
+        call.defvjp(forward, backward, **_compat.DEFVJP_OPTIONS)
         return call
 
     @functools.cached_property
@@ -99,6 +101,7 @@ class _Derivative:
         avals = [v.aval for v in program.jaxpr.invars]
         self._in_inexact = [_is_inexact(aval) for aval in avals]
         self._out_inexact = [_is_inexact(aval) for aval in program.out_avals]
+        self._sources: list[int | None] = []  # for each residual, the input that it is, if it is one
         tree = None
 
         def forward(*values: Any) -> list[Any]:
@@ -110,11 +113,16 @@ class _Derivative:
 
             outs, pull_back, others = jax.vjp(run, *_pick(values, self._in_inexact), has_aux=True)
             residuals, tree = jax.tree.flatten(pull_back)
-            return _merge(self._out_inexact, outs, others) + residuals
+            self._sources = [next((i for i, v in enumerate(values) if v is r), None) for r in residuals]
+            return _merge(self._out_inexact, outs, others) + _computed(residuals, self._sources)
 
         structs = [_struct(a) for a in avals]
-        self._forward = Masked(trace(forward, structs, program.bounds, name=program.name))
-        residual_avals = self._forward.program.out_avals[len(program.out_avals) :]
+        self._num_outs = len(program.out_avals)
+        name = f"the gradient of {program.name}"
+        self._forward = Masked(
+            trace(forward, structs, program.bounds, name=name, derived=True), self._num_outs
+        )
+        residual_avals = self._residuals(avals, self._forward.program.out_avals[self._num_outs :])
         cotangent_avals = _pick(program.out_avals, self._out_inexact)
         num_residuals = len(residual_avals)
 
@@ -123,11 +131,17 @@ class _Derivative:
             return list(pull_back(list(values[num_residuals:])))
 
         structs = [_struct(a) for a in (*residual_avals, *cotangent_avals)]
-        self._backward = Masked(trace(backward, structs, program.bounds, name=f"the gradient of {program.name}"))
+        self._backward = Masked(trace(backward, structs, program.bounds, name=name, derived=True))
 
-    def forward(self, lengths: Lengths, sizes: Sizes, values: Sequence[Any]) -> list[Any]:
-        """Return the outputs, then the residuals that `pull_back` needs."""
-        return self._forward(lengths, sizes, values)
+    def forward(self, lengths: Lengths, sizes: Sizes, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the outputs, and the residuals that `pull_back` needs."""
+        outs = self._forward(lengths, sizes, values)
+        return outs[: self._num_outs], self._residuals(values, outs[self._num_outs :])
+
+    def _residuals(self, values: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
+        """Put residuals that are inputs and those that were computed in order."""
+        rest = iter(computed)
+        return [next(rest) if source is None else values[source] for source in self._sources]
 
     def pull_back(
         self, lengths: Lengths, sizes: Sizes, residuals: Sequence[Any], cotangents: Sequence[Any]
@@ -151,6 +165,11 @@ def _is_inexact(aval: Any) -> bool:
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _computed(residuals: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
+    """Return the residuals that are not inputs themselves."""
+    return [r for r, source in zip(residuals, sources, strict=True) if source is None]
 
 
 def _pick(values: Sequence[Any], flags: Sequence[bool], wanted: bool = True) -> list[Any]:

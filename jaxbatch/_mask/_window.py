@@ -21,7 +21,7 @@ from ._registry import define
 Config = list[tuple[int, int]]
 
 
-def _dilated(size: int, dilation: int) -> int:
+def _dilated(size: Dim, dilation: int) -> Dim:
     return 0 if size == 0 else (size - 1) * dilation + 1
 
 
@@ -83,7 +83,9 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
         ctx.refuse(eqn, "splits a ragged feature axis into groups.")
     if params["batch_group_count"] != 1 and lhs.ragged([lhs_batch]):
         ctx.refuse(eqn, "splits a ragged batch axis into groups.")
-    if rhs.ragged([dims.rhs_spec[0]]) and (params["feature_group_count"] != 1 or params["batch_group_count"] != 1):
+    if rhs.ragged([dims.rhs_spec[0]]) and (
+        params["feature_group_count"] != 1 or params["batch_group_count"] != 1
+    ):
         ctx.refuse(eqn, "has a ragged number of output features in groups.")
     left = ctx.fill(lhs, [lhs_feature, *lhs_axes], 0)
     right = ctx.fill(rhs, [rhs_feature, *rhs_axes], 0)
@@ -126,7 +128,9 @@ defwindow("reduce_window_min", highest)
 
 def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) -> tuple[Any, dict[str, Any]]:
     params, axes = eqn.params, range(len(x.shape))
-    window = [_dilated(w, d) for w, d in zip(params["window_dimensions"], params["window_dilation"], strict=True)]
+    window = [
+        _dilated(w, d) for w, d in zip(params["window_dimensions"], params["window_dilation"], strict=True)
+    ]
     data, padding, dilation = align(
         ctx,
         data,
@@ -142,7 +146,9 @@ def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) ->
     return data, {"padding": tuple(padding), "base_dilation": dilation}
 
 
-@define("reduce_window", "window", status="conditional", note="the initial value is an identity of the operation")
+@define(
+    "reduce_window", "window", status="conditional", note="the initial value is an identity of the operation"
+)
 def _reduce_window(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     operands, inits = xs[: len(xs) // 2], xs[len(xs) // 2 :]
     datas, overrides = [], {}

@@ -1,0 +1,210 @@
+"""`jaxbatch.mask`: the padded form of a function, for use inside jit, vmap and grad.
+
+`mask(f)` is a function transformation like `vmap`: `f(*args)` at exact size becomes
+`g(lengths, *padded_args)`, with the same answer on the valid prefix of every output and zeros behind it.
+Here the arguments are sorted into shared and per-example leaves and sizes are read off the padded arrays;
+the transform itself is in `_mask`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from ._errors import SpecError
+from ._grid import Grid
+from ._mask import Masked
+from ._program import symbolic_dims, trace
+from ._split import Split
+from ._spec import ArraySpec, DtypeFamily, Spec, argument_names
+
+
+class MaskedFunction:
+    """What `jaxbatch.mask` returns: `g(lengths, *padded_args)`.
+
+    `lengths` maps each ragged dim to an int32 scalar, at least 1 and at most the padded size. Shared arguments
+    are passed as they are. It is traced once for each kind of arguments, and is itself free of state that
+    could change an answer; jit, vmap over examples (and lengths), and grad compose with it. Gradients are
+    those of `f` on the valid part and exactly zero in the padding.
+
+    Attributes:
+      dims: the ragged dims.
+    """
+
+    def __init__(self, f: Callable[..., Any], in_axes: Any, spec: Any, grid: Grid | None):
+        self._f = f
+        self._name = getattr(f, "__name__", type(f).__name__)
+        names = argument_names(f, None if isinstance(in_axes, int) else len(in_axes))
+        axes = (in_axes,) * len(names) if isinstance(in_axes, int) else tuple(in_axes)
+        if any(axis not in (0, None) for axis in axes):
+            raise ValueError(
+                f"mask({self._name}): in_axes entries must be 0 (one per example) or None (shared), got {in_axes}."
+            )
+        self._per_example = tuple(axis == 0 for axis in axes)
+        own = tuple(name for name, one in zip(names, self._per_example, strict=True) if one)
+        if spec is None:
+            self._spec = Spec.from_annotations(f, self._per_example)
+        else:
+            self._spec = Spec.from_trees((spec,) if len(own) == 1 else tuple(spec), own)
+        self._grid = grid
+        self.dims = tuple(grid.dims) if grid is not None else self._spec.dims
+        self._traced: dict[Any, tuple[Masked, Any]] = {}
+        self._latest: Masked | None = None
+
+    def __call__(self, lengths: Mapping[str, Any], *padded_args: Any) -> Any:
+        """Run `f` at padded sizes.
+
+        Args:
+          lengths: the valid length of each ragged dim, in elements.
+          *padded_args: the arguments of `f`, per-example ones padded at the end of every ragged axis.
+
+        Returns:
+          What `f` returns, at padded sizes, with zeros in the padding.
+
+        Raises:
+          SpecError: padded sizes disagree, or an argument has another rank or dtype than its spec.
+          MaskError: an operation's answer would depend on the padding.
+        """
+        where = f"mask({self._name})"
+        if len(padded_args) != len(self._per_example):
+            raise TypeError(
+                f"{where} takes lengths and {len(self._per_example)} arguments, got {len(padded_args)}."
+            )
+        pick = zip(padded_args, self._per_example, strict=True)
+        split = Split.of([arg for arg, one in pick if not one])
+        leaves, sizes = self._padded_leaves(
+            tuple(a for a, one in zip(padded_args, self._per_example, strict=True) if one)
+        )
+        ragged = {dim: sizes[dim] for dim in self.dims}
+        masked = self._masked(split, leaves, sizes)
+        outs = masked(_checked_lengths(where, lengths, ragged), ragged, [*split.arrays, *leaves])
+        return masked.program.out_tree.unflatten(outs)
+
+    def out_lengths(self, lengths: Mapping[str, Any]) -> Any:
+        """Return the valid shape of every output, as a tree like `f`'s with a tuple for each array.
+
+        The formulas come from the latest trace; a function with shared arguments must have been called.
+
+        Raises:
+          ValueError: nothing has been traced, and shapes of shared arguments are unknown.
+        """
+        masked = self._latest
+        if masked is None:
+            if not all(self._per_example) or set(self._spec.dims) - set(self.dims):
+                raise ValueError(
+                    f"mask({self._name}).out_lengths: call the function first; shared sizes are unknown."
+                )
+            top = {dim: max(int(lengths[dim]), 1) for dim in self.dims}
+            avals = zip(self._spec.shapes(top), self._spec.dtypes(), strict=True)
+            masked = self._masked(Split.of([]), [jax.ShapeDtypeStruct(s, d) for s, d in avals], top)
+        shapes = masked.program.out_shapes({dim: lengths[dim] for dim in self.dims})
+        return masked.program.out_tree.unflatten(shapes)
+
+    def _padded_leaves(self, args: tuple[Any, ...]) -> tuple[list[Any], dict[str, int]]:
+        """Return the per-example leaves as arrays, and the padded size of every dim."""
+        sizes: dict[str, int] = {}
+        try:
+            flat = self._spec.treedef.flatten_up_to(args)
+        except ValueError as error:
+            raise SpecError(
+                f"mask({self._name}): the arguments have another structure than the spec. {error}"
+            ) from None
+        leaves = [jnp.asarray(leaf) for leaf in flat]
+        for leaf, path, spec in zip(leaves, self._spec.paths, self._spec.leaves, strict=True):
+            try:
+                _read_sizes(leaf, spec, sizes)
+            except SpecError as error:
+                raise error.with_context(f"mask({self._name}): `{path}`") from None
+        return leaves, sizes
+
+    def _masked(self, split: Split, leaves: Sequence[Any], sizes: Mapping[str, int]) -> Masked:
+        """Return the program for these kinds of arguments, traced on first use."""
+        top = self._grid.limits if self._grid is not None else {}
+        bounds = {dim: (1, max(sizes[dim], top.get(dim, 1))) for dim in self.dims}
+        fixed = {dim: size for dim, size in sizes.items() if dim not in bounds}
+        dtypes = tuple(leaf.dtype for leaf in leaves)
+        key = (tuple(bounds.items()), tuple(sorted(fixed.items())), dtypes, split.kind)
+        if key not in self._traced:
+            shapes = self._spec.shapes({**symbolic_dims(bounds), **fixed})
+            structs = [
+                jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+            ]
+            program = trace(self._flat(split), [*split.avals, *structs], bounds, name=self._name)
+            self._traced[key] = Masked(program)
+        self._latest = self._traced[key]
+        return self._latest
+
+    def _flat(self, split: Split) -> Callable[..., Any]:
+        def call(*leaves: Any) -> Any:
+            shared = iter(split.rebuild(leaves[: len(split.arrays)]))
+            own = iter(self._spec.treedef.unflatten(leaves[len(split.arrays) :]))
+            return self._f(*(next(own) if one else next(shared) for one in self._per_example))
+
+        return call
+
+
+def mask(
+    f: Callable[..., Any], in_axes: Any = 0, *, spec: Any = None, grid: Grid | None = None
+) -> MaskedFunction:
+    """Return `g(lengths, *padded_args)`, which answers on padded arrays as `f` does on unpadded ones.
+
+    Args:
+      f: a function of one example at its exact size.
+      in_axes: as in `jax.vmap`, for whole arguments: 0 for a value of the example, None for a shared argument.
+      spec: the shapes and dtypes of the per-example arguments (a tuple if there are several); default: `f`'s
+        jaxtyping annotations.
+      grid: names the ragged dims; all other named dims are fixed sizes. Default: every named dim is ragged.
+
+    Raises:
+      SpecError: the annotations do not describe the per-example arguments.
+
+    Example:
+      >>> import jax, numpy as np, jaxbatch as jb
+      >>> g = jb.mask(lambda x: x - x.mean(), spec=jb.spec("n", "float32"))
+      >>> padded = np.array([1, 3, np.nan, np.nan], np.float32)
+      >>> print(g({"n": 2}, padded))
+      [-1.  1.  0.  0.]
+      >>> g.out_lengths({"n": 2})
+      (2,)
+    """
+    return MaskedFunction(f, in_axes, spec, grid)
+
+
+def _read_sizes(leaf: Any, spec: ArraySpec, sizes: dict[str, int]) -> None:
+    """Solve the padded sizes of a leaf's dims into `sizes`."""
+    exact = not isinstance(spec.dtype, DtypeFamily)
+    if leaf.dtype not in spec.dtype if not exact else leaf.dtype != jax.dtypes.canonicalize_dtype(spec.dtype):
+        raise SpecError(f"has dtype {leaf.dtype}, expected {spec.dtype}. Cast it first.")
+    if leaf.ndim != len(spec.axes):
+        raise SpecError(
+            f"has shape {leaf.shape}, expected {spec}. One example is passed here; use jax.vmap for a batch."
+        )
+    for position, (axis, size) in enumerate(zip(spec.axes, leaf.shape, strict=True)):
+        if axis.dim is None:
+            if size != axis.offset:
+                raise SpecError(f"axis {position} has size {size}, expected {axis.offset}.")
+            continue
+        try:
+            solved = axis.solve(size)
+        except SpecError as error:
+            raise error.with_context(f"axis {position}") from None
+        if sizes.setdefault(axis.dim, solved) != solved:
+            raise SpecError(
+                f"axis {position} (dim `{axis.dim}`) is padded to {solved}, another array to {sizes[axis.dim]}. "
+                f"Pad every array of a dim to the same size."
+            )
+
+
+def _checked_lengths(where: str, lengths: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    if set(lengths) != set(sizes):
+        raise ValueError(f"{where}: lengths must name the dims {sorted(sizes)}, got {sorted(lengths)}.")
+    for dim, length in lengths.items():
+        if np.ndim(length):
+            raise ValueError(f"{where}: the length of `{dim}` must be a scalar; use jax.vmap for a batch.")
+        if not isinstance(length, jax.core.Tracer) and not 1 <= int(length) <= sizes[dim]:
+            raise ValueError(
+                f"{where}: the length of `{dim}` is {length}, expected 1 to {sizes[dim]} (the padded size)."
+            )
+    return dict(lengths)
