@@ -18,7 +18,7 @@ from . import _closures
 from ._calls import Call, Policy, bound_dims
 from ._engine import Engine
 from ._errors import MaskError, SpecError
-from ._executables import Key
+from ._executables import Key, KeyTakenError
 from ._grid import Grid
 from ._pipeline import Window
 from ._plan import plan
@@ -190,7 +190,7 @@ class Batched:
             return
         try:
             engine.padded(self._shared([]), spec.dtypes(), {})
-        except MaskError:
+        except (MaskError, KeyTakenError):
             raise
         except Exception:
             # With a dtype family the default may be the wrong one; and `f`'s own error belongs to a call.

@@ -95,7 +95,7 @@ class Call:
         over = np.any(lengths > np.array(list(grid.limits.values()), np.int64), axis=1)
         if self._policy.oversize == "error" and over.any():
             for i, own in zip(good[over], lengths[over], strict=True):
-                results[i] = self._oversize(grid, own, start + i)
+                results[i] = self._oversize(grid, own, start + int(i))
             good, lengths, over = good[~over], lengths[~over], over[~over]
         if self._policy.raises and not self._policy.lazy:
             for error in filter(None, results):
@@ -188,7 +188,7 @@ class Call:
 
     def _fail(self, rows: "_Rows", members: np.ndarray, error: Exception) -> None:
         self._on_failure(error)
-        for i in rows.indices[members]:
+        for i in rows.indices[members].tolist():
             rows.window.settle(i, error)
 
     def _on_failure(self, error: Exception) -> None:

@@ -41,6 +41,12 @@ def warn_if_made_anew(f: Callable[..., Any], *, stacklevel: int) -> None:
         )
 
 
+def forget() -> None:
+    """Forget all functions, so that the next one made from any code is the first."""
+    _compiled.clear()
+    _warned.clear()
+
+
 def _identity(f: Any, depth: int = 4) -> tuple | None:
     """Return what is the same for functions made anew from the same code; None if `f` is no plain function.
 

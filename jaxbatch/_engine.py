@@ -93,7 +93,7 @@ class Engine:
         ]
         examples = tuple(map(Leaf, spec.paths, shapes, dtypes))
         per_example, bounds = self.function.per_example, tuple(self._bounds().items())
-        static = (shared.static, spec.treedef, per_example, bounds, _compat.trace_context())
+        static = (shared.split.static, spec.treedef, per_example, bounds, _compat.trace_context())
         return Signature(examples, shared.signature, static)
 
     def padded(self, shared: Shared, dtypes: Sequence[np.dtype], fixed: Mapping[str, int]) -> Traced | None:
@@ -116,7 +116,7 @@ class Engine:
         try:
             return self._traces.get(signature, make)[0]
         except MaskError as error:
-            if not str(error).startswith(self.where):  # a waiting thread gets the same object
+            if not str(error).startswith(self.where):  # threads that waited get the same object
                 error = error.with_context(self.where)
             if self._on_unmaskable == "error":
                 raise

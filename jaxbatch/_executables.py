@@ -158,6 +158,10 @@ class SingleFlight:
 # --- programs --------------------------------------------------------------------------------------
 
 
+class KeyTakenError(ValueError):
+    """A user's key stands for another function already."""
+
+
 class Store(SingleFlight):
     """Programs by `Key`, with the text of the traced function that each signature stood for."""
 
@@ -166,15 +170,16 @@ class Store(SingleFlight):
         self._texts: dict[Signature, str] = {}
 
     def check(self, signature: Signature, text: str) -> None:
-        """Raise ValueError if the signature already stands for another function's text."""
+        """Raise KeyTakenError if the signature already stands for another function's text."""
         with self._lock:
             known = self._texts.setdefault(signature, text)
         if known != text:
             pairs = zip(known.splitlines(), text.splitlines(), strict=False)
             before, after = next(((a, b) for a, b in pairs if a != b), ("", ""))
-            raise ValueError(
+            raise KeyTakenError(
                 f"another function with the same arguments has this `key` already, and the two differ: "
-                f"`{before.strip()}` there, `{after.strip()}` here. Give each function a key of its own."
+                f"`{before.strip()}` there, `{after.strip()}` here. Give each function a key of its own. "
+                f"(Numbers that a function closes over are part of it; pass them as arguments.)"
             )
 
 
@@ -248,7 +253,7 @@ class Executables:
         """Return the counts so far; the snapshot does not change."""
         return self._statistics
 
-    def _count(self, **more: float) -> None:
+    def _count(self, **more: int | float) -> None:
         with self._lock:
             old = self._statistics
             new = {name: getattr(old, name) + number for name, number in more.items()}

@@ -44,7 +44,7 @@ class Function:
 
         def call(*leaves: Any) -> Any:
             num = len(shared.arrays)
-            rest = iter(shared.rebuild(leaves[:num]))
+            rest = iter(shared.split.rebuild(leaves[:num]))
             example = iter(self.spec.treedef.unflatten(leaves[num:]))
             return self.f(*(next(example) if one else next(rest) for one in self.per_example))
 

@@ -80,3 +80,11 @@ def _count() -> Iterator[Compiles]:
 def count_compiles() -> CountCompiles:
     """Count what XLA compiles: `with count_compiles() as compiles: ...`, then `compiles.count`."""
     return _count
+
+
+@pytest.fixture(autouse=True)
+def forget_functions() -> None:
+    """Let each test, and each of its parameters, make functions anew without the warning about compiles."""
+    from jaxbatch import _closures
+
+    _closures.forget()

@@ -19,11 +19,11 @@ LAYERS = (
     ("_errors", "_compat"),
     ("_grid", "_spec", "_annotations", "_plan"),
     ("_batch",),
-    ("_program", "_mask"),
+    ("_program", "_mask", "_split"),
     ("_executables",),
     ("_closures", "_shared", "_statistics", "_traced", "_pipeline", "_engine", "_calls"),
     ("_artifact", "_dispatch"),
-    ("_batched", "testing", "cli"),
+    ("_batched", "_masking", "testing", "_invariance", "_closeness", "cli"),
     ("__init__", "__main__"),
 )
 
