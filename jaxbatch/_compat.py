@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import core
 from jax._src import config as _config
 from jax._src import source_info_util as _source_info
 from jax._src.export import shape_poly as _shape_poly
@@ -29,7 +30,7 @@ is_symbolic = jax.export.is_symbolic_dim
 
 
 def evaluate(dim: Any, env: Mapping[str, Any]) -> Any:
-    """Return a dimension's value when its names have the values in `env` (ints, NumPy, traced or symbolic)."""
+    """Return a dimension at `env`'s values for its names: ints, NumPy arrays, traced or symbolic."""
     if not is_symbolic(dim):
         return dim
     total: Any = 0
@@ -65,8 +66,8 @@ def _extreme(a: Any, b: Any, builtin: Callable[..., Any]) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return builtin(a, b)
     if is_symbolic(a) or is_symbolic(b):
-        return (jax.core.max_dim if builtin is max else jax.core.min_dim)(a, b)
-    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        return (core.max_dim if builtin is max else core.min_dim)(a, b)
+    if isinstance(a, core.Tracer) or isinstance(b, core.Tracer):
         return (jax.numpy.maximum if builtin is max else jax.numpy.minimum)(a, b)
     return (np.maximum if builtin is max else np.minimum)(a, b)
 
@@ -159,7 +160,7 @@ class _SymbolicIndex:
 
 # The gradient of a strided convolution pads by a symbolic amount, which the primitive takes and the check
 # in front of it, `operator.index(padding)`, does not (JAX 0.10 to 0.12).
-_convolution.operator = _SymbolicIndex()  # pyright: ignore[reportAttributeAccessIssue]
+_convolution.operator = _SymbolicIndex()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
 
 
 # --- equality tests on symbolic sizes --------------------------------------------------------------
@@ -242,7 +243,7 @@ def _report(dim: Any, other: Any, operation: str, frame: Any) -> None:
 
 
 def is_user_frame(frame: Any) -> bool:
-    """Tell whether a Python frame runs the user's code (or a model library's), not JAX, jaxbatch or the like."""
+    """Tell whether a Python frame runs the user's code or a model library's, not JAX or jaxbatch."""
     package = frame.f_globals.get("__name__", "").split(".")[0]
     return package not in _MACHINERY and _source_info.is_user_filename(frame.f_code.co_filename)
 

@@ -12,22 +12,23 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.core import Tracer
 
 from ._errors import SpecError
 from ._grid import Grid
 from ._mask import Masked
 from ._program import symbolic_dims, trace
-from ._split import Split
 from ._spec import ArraySpec, DtypeFamily, Spec, argument_names
+from ._split import Split
 
 
 class MaskedFunction:
     """What `jaxbatch.mask` returns: `g(lengths, *padded_args)`.
 
-    `lengths` maps each ragged dim to an int32 scalar, at least 1 and at most the padded size. Shared arguments
-    are passed as they are. It is traced once for each kind of arguments, and is itself free of state that
-    could change an answer; jit, vmap over examples (and lengths), and grad compose with it. Gradients are
-    those of `f` on the valid part and exactly zero in the padding.
+    `lengths` maps each ragged dim to an int32 scalar, at least 1 and at most the padded size. Shared
+    arguments are passed as they are. It is traced once for each kind of arguments. jit, vmap over examples
+    (and lengths) and grad compose with it; gradients are those of `f` on the valid part and exactly zero in
+    the padding. Forward-mode differentiation is refused by JAX; mask the forward-mode derivative instead.
 
     Attributes:
       dims: the ragged dims.
@@ -40,7 +41,7 @@ class MaskedFunction:
         axes = (in_axes,) * len(names) if isinstance(in_axes, int) else tuple(in_axes)
         if any(axis not in (0, None) for axis in axes):
             raise ValueError(
-                f"mask({self._name}): in_axes entries must be 0 (one per example) or None (shared), got {in_axes}."
+                f"mask({self._name}): in_axes must hold 0 (one per example) or None (shared), got {in_axes}."
             )
         self._per_example = tuple(axis == 0 for axis in axes)
         own = tuple(name for name, one in zip(names, self._per_example, strict=True) if one)
@@ -50,7 +51,7 @@ class MaskedFunction:
             self._spec = Spec.from_trees((spec,) if len(own) == 1 else tuple(spec), own)
         self._grid = grid
         self.dims = tuple(grid.dims) if grid is not None else self._spec.dims
-        self._traced: dict[Any, tuple[Masked, Any]] = {}
+        self._traced: dict[Any, Masked] = {}
         self._latest: Masked | None = None
 
     def __call__(self, lengths: Mapping[str, Any], *padded_args: Any) -> Any:
@@ -133,8 +134,8 @@ class MaskedFunction:
             ]
             program = trace(self._flat(split), [*split.avals, *structs], bounds, name=self._name)
             self._traced[key] = Masked(program)
-        self._latest = self._traced[key]
-        return self._latest
+        masked = self._latest = self._traced[key]
+        return masked
 
     def _flat(self, split: Split) -> Callable[..., Any]:
         def call(*leaves: Any) -> Any:
@@ -152,7 +153,7 @@ def mask(
 
     Args:
       f: a function of one example at its exact size.
-      in_axes: as in `jax.vmap`, for whole arguments: 0 for a value of the example, None for a shared argument.
+      in_axes: as in `jax.vmap`, for whole arguments: 0 for the example's own, None for a shared one.
       spec: the shapes and dtypes of the per-example arguments (a tuple if there are several); default: `f`'s
         jaxtyping annotations.
       grid: names the ragged dims; all other named dims are fixed sizes. Default: every named dim is ragged.
@@ -192,7 +193,7 @@ def _read_sizes(leaf: Any, spec: ArraySpec, sizes: dict[str, int]) -> None:
             raise error.with_context(f"axis {position}") from None
         if sizes.setdefault(axis.dim, solved) != solved:
             raise SpecError(
-                f"axis {position} (dim `{axis.dim}`) is padded to {solved}, another array to {sizes[axis.dim]}. "
+                f"axis {position} (dim `{axis.dim}`) is padded to {solved}, another to {sizes[axis.dim]}. "
                 f"Pad every array of a dim to the same size."
             )
 
@@ -203,7 +204,7 @@ def _checked_lengths(where: str, lengths: Mapping[str, Any], sizes: Mapping[str,
     for dim, length in lengths.items():
         if np.ndim(length):
             raise ValueError(f"{where}: the length of `{dim}` must be a scalar; use jax.vmap for a batch.")
-        if not isinstance(length, jax.core.Tracer) and not 1 <= int(length) <= sizes[dim]:
+        if not isinstance(length, Tracer) and not 1 <= int(length) <= sizes[dim]:
             raise ValueError(
                 f"{where}: the length of `{dim}` is {length}, expected 1 to {sizes[dim]} (the padded size)."
             )

@@ -93,11 +93,11 @@ def trace(
       MaskError: the function branches on a size, or tests a size for equality, so that one program
         cannot stand for all sizes.
     """
-    name = name or getattr(f, "__name__", "the function")
+    label = name or getattr(f, "__name__", "the function")
 
     def refuse(test: str, line: str) -> None:
         raise MaskError(
-            f"{name}: {line} depends on {test}, which differs between examples, so one program cannot serve "
+            f"{label}: {line} depends on {test}, which differs between examples, so one program cannot serve "
             f"them all. Compute it with jnp.where, or declare the dim as a fixed size."
         )
 
@@ -106,7 +106,7 @@ def trace(
             closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*leaves)
     except jex_core.InconclusiveDimensionOperation as error:
         raise MaskError(
-            f"{name}: {_user_line(error)}the function branches on a size, or uses it where a constant is needed: "
+            f"{label}: {_user_line(error)}the function branches on a size, or needs it to be a constant: "
             f"{str(error).splitlines()[0]} Write the choice with jnp.where, or narrow the grid so that it is "
             f"the same for every bucket."
         ) from error
@@ -117,8 +117,8 @@ def trace(
             raise  # the function's own error
         first = (str(error).splitlines() or [""])[0]
         raise MaskError(
-            f"{name}: {_user_line(error)}an operation there needs a constant size: {type(error).__name__}: {first} "
-            f"Rewrite that line, or run such inputs at their exact sizes."
+            f"{label}: {_user_line(error)}an operation needs a constant size. {type(error).__name__}: "
+            f"{first} Rewrite that line, or run such inputs at their exact sizes."
         ) from error
     return Program(
         jaxpr=_compat.consts_as_inputs(closed),
@@ -126,7 +126,7 @@ def trace(
         dims=tuple(bounds),
         bounds=dict(bounds),
         out_tree=jax.tree.structure(out_shape),
-        name=name,
+        name=label,
     )
 
 

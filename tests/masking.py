@@ -58,7 +58,7 @@ class Case:
         return rng.standard_normal(shape).astype(spec.dtype)
 
 
-def pad(x: np.ndarray, shape: tuple[int, ...], poison: float) -> np.ndarray:
+def pad(x: Any, shape: tuple[int, ...], poison: float) -> np.ndarray:
     """Pad the end of every axis with a poison, as near to it as the dtype allows."""
     x = np.asarray(x)
     if x.dtype == np.bool_:

@@ -1,12 +1,13 @@
 """Every rule against the unpadded function, under every poison, with gradients."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from jax import lax
 from jax import numpy as jnp
-
 from masking import Case, assert_exact
 
 _rng = np.random.default_rng(1)
@@ -21,7 +22,7 @@ def attention(w, x):
     return jax.nn.softmax((x @ w) @ (x @ w.T).T / 2, axis=-1) @ x
 
 
-def conv(w, x, strides=1, padding="SAME", **options):
+def conv(w, x, strides=1, padding: Any = "SAME", **options):
     return lax.conv_general_dilated(
         x[None], w, (strides,), padding, dimension_numbers=("NWC", "WIO", "NWC"), **options
     )[0]

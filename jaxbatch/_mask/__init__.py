@@ -1,4 +1,4 @@
-"""The mask transform: a function of one example at its exact size, run at a padded size, with the same answer.
+"""The mask transform: a function of one example at its exact size, run padded, with the same answer.
 
 Reading order: `_registry` (what a rule is), `_context` (how a jaxpr is interpreted), the rules by family,
 `_transform` (the function that comes out, with its own differentiation rule).

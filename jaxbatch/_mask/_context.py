@@ -102,7 +102,7 @@ class Context:
         for name in names:
             if _compat.is_symbolic(self.sizes[name]):
                 raise MaskError(
-                    f"{self.name}: the size {dim} does not grow with the input, so its bucket is not symbolic."
+                    f"{self.name}: the size {dim} may shrink as the input grows; no symbolic size bounds it."
                 )
             count *= self.sizes[name]
         if count > _MAX_ENUMERATED:
@@ -115,7 +115,7 @@ class Context:
     # --- validity and fills ---
 
     def valid(self, shape: Sequence[Dim], axes: Sequence[int]) -> Any:
-        """Return a mask, True on cells that are valid along `axes`, of size 1 along all others; None if all are."""
+        """Return a mask of the cells valid along `axes`, of size 1 along all others; None if all are."""
         mask = None
         for axis in axes:
             if _compat.is_symbolic(shape[axis]):

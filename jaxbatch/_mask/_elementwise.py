@@ -22,13 +22,14 @@ def deffree(names: str) -> None:
 
 
 defelementwise(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil "
-    "clamp clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv erfc "
-    "exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 "
-    "logistic lt lt_to max min mul mulhi name ne neg nextafter not one_minus_square optimization_barrier or polygamma "
-    "polynomial population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n "
-    "sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient "
-    "sub tan tanh tie xor zeros_like zeta"
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
+    "bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh "
+    "device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a "
+    "igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul "
+    "mulhi name ne neg nextafter not one_minus_square optimization_barrier or polygamma polynomial "
+    "population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n "
+    "sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
+    "stop_gradient sub tan tanh tie xor zeros_like zeta"
 )
 defelementwise("random_clone random_fold_in random_seed random_unwrap random_wrap")
 deffree("broadcast_in_dim empty empty2 squeeze stack transpose unstack")

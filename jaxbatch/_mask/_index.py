@@ -145,7 +145,7 @@ def _far(dtype: Any) -> Any:
 
 
 def defscatter(names: str, identity: Identity | None) -> None:
-    """Register scatters; `identity` is what a combining scatter may write without effect, None if it overwrites."""
+    """Register scatters; `identity` is what one may write without effect, None if it overwrites."""
 
     def scatter(ctx: Context, eqn: Any, x: Padded, indices: Padded, updates: Padded) -> Any:
         return _scatter(ctx, eqn, x, indices, updates, identity)
@@ -196,7 +196,7 @@ def _scatter(
         if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
             columns[column] = (_limit(ctx, dim, size), mode)
     for axis, update_axis in zip(window_axes, dims.update_window_dims, strict=True):
-        if _compat.is_symbolic(window[axis]) and not (window[axis] == x.shape[axis]):
+        if _compat.is_symbolic(window[axis]) and window[axis] != x.shape[axis]:
             partial.append(update_axis)  # its padding would land on valid cells of the operand
             data = fit(data, axis, data.shape[axis] + _room(ctx, x.shape[axis], window[axis]))
     if partial and identity is None:

@@ -18,7 +18,6 @@ from .._program import Dim, Shape
 from ._context import Context, Padded, select
 from ._registry import define
 
-
 # --- one axis at a time ----------------------------------------------------------------------------
 
 
@@ -48,7 +47,7 @@ def _zero(data: Any) -> Any:
 
 
 def window(ctx: Context, data: Any, axis: int, start: Dim, out: Dim, stride: int = 1) -> Any:
-    """Return cells `start, start + stride, ...` of an axis, `out` of them, starting at a true (maybe ragged) position."""
+    """Return `out` cells of an axis, `stride` apart, from a true and maybe ragged position on."""
     size = ctx.size(out)
     if _compat.is_symbolic(start):
         begin = ctx.length(start)
@@ -98,7 +97,7 @@ def _concatenate(ctx: Context, eqn: Any, *xs: Padded) -> Any:
         # Position i belongs to the last piece that truly starts at or before i; skip the padding before it.
         begin, base, index = 0, 0, positions(data.shape[axis])
         source = index
-        for before, x in zip(xs[:-1], xs[1:], strict=True):
+        for before in xs[:-1]:
             begin = begin + ctx.length(before.shape[axis])
             base = base + before.data.shape[axis]
             source = jnp.where(index >= begin, index - begin + base, source)

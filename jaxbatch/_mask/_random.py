@@ -24,7 +24,8 @@ def _draw(ctx: Context, eqn: Any, key: Padded) -> Any:
     shape = eqn.params["shape"]
     if not any(map(_compat.is_symbolic, shape)):
         return ctx.bind(eqn, key.data)
-    if str(key.dtype) != "key<fry>" or not jax.config.jax_threefry_partitionable:
+    partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+    if str(key.dtype) != "key<fry>" or not partitionable:
         ctx.refuse(eqn, "draws a ragged shape from a generator whose draws depend on the whole shape.")
     if key.shape:
         ctx.refuse(eqn, "draws a ragged shape for many keys at once.")

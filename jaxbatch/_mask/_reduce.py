@@ -86,7 +86,7 @@ def _dot_general(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
 
 
 def defcumulative(name: str, identity: Identity) -> None:
-    """Register a scan-like reduction along `axis`: forward the padding comes last; in reverse it comes first."""
+    """Register a running reduction along `axis`: in reverse the padding comes first, and is filled."""
 
     def cumulate(ctx: Context, eqn: Any, x: Padded) -> Any:
         if eqn.params["reverse"]:

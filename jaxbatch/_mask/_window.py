@@ -9,8 +9,6 @@ shifted to the true left padding first, since no mask could repair that.
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
-
 from .. import _compat
 from .._program import Dim
 from ._context import Context, Padded
