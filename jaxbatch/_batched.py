@@ -17,7 +17,7 @@ import numpy as np
 from . import _closures
 from ._calls import Call, Policy, bound_dims
 from ._engine import Engine
-from ._errors import MaskError, SpecError
+from ._errors import MaskError, OversizeError, SpecError
 from ._executables import Key, KeyTakenError
 from ._grid import Grid
 from ._pipeline import Window
@@ -110,7 +110,7 @@ class Batched:
           ValueError: one iterable ended before another.
         """
         shared, columns = self._split(args, errors)
-        iterators = [iter(column) for column in columns.values()]
+        iterators = [iter(np.asarray(c) if isinstance(c, jax.Array) else c) for c in columns.values()]
         return self._stream(self._call(shared, errors, lazy=True), zip(*iterators, strict=True), errors)
 
     def warm_up(self, *shared: Any, lengths: Lengths | None = None) -> None:
@@ -251,7 +251,10 @@ class Batched:
         grid = self._engine.grid_for(lengths)
         over = (lengths > np.array(list(grid.limits.values()), np.int64)).any(axis=1)
         if self._oversize == "error" and over.any():
-            grid.ceil(dict(zip(grid.dims, lengths[over][0].tolist(), strict=True)))
+            try:
+                grid.ceil(dict(zip(grid.dims, lengths[over][0].tolist(), strict=True)))
+            except OversizeError as error:
+                raise error.with_context(self._engine.where)  # noqa: B904  (it is the same error)
         kept = lengths[~over]
         return plan(kept, grid), kept
 

@@ -221,6 +221,8 @@ class _Rows:
 
 def bound_dims(engine: Engine, shared_args: Sequence[Any]) -> dict[str, int]:
     """Return the fixed sizes that annotated shared arguments have."""
+    if not engine.fixed_dims:
+        return {}
     positions = [i for i, one in enumerate(engine.function.per_example) if not one]
     found = shared_dims(engine.function.f, positions, shared_args)
     return {dim: size for dim, size in found.items() if dim in engine.fixed_dims}

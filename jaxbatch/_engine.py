@@ -108,9 +108,9 @@ class Engine:
 
         def make() -> Traced:
             traced = padded(self.function, shared, signature, self._bounds(), fixed)
-            smallest = {dim: 2 for dim in self.dims} if self._grid is None else next(iter(self._grid)).sizes
-            run = traced.rows(smallest)
-            jax.eval_shape(run, *traced.avals(Bucket(rows=1, **smallest)))
+            # Some refusals depend on the size; what the largest bucket allows, all allow.
+            largest = self._grid.limits if self._grid else {}
+            jax.eval_shape(traced.rows(largest), *traced.avals(Bucket(rows=1, **largest)))
             return self._registered(traced)
 
         try:

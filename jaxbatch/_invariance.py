@@ -121,18 +121,22 @@ class Case:
         weights = _Inexact.of(self._shared)
         total = [jnp.zeros_like(leaf) for leaf in weights.leaves]
         summed = {str(poison): list(total) for poison in self._poisons}
+        plain = _differentiate(
+            lambda _, shared, leaves: self._call(self._function.f, shared, leaves), weights
+        )
+        padded = _differentiate(
+            lambda lengths, *arguments: self._call(functools.partial(masked, lengths), *arguments), weights
+        )
         for i, checked in enumerate(self._checked):
-            ragged = {dim: self._lengths[i][dim] for dim in grid.dims}
-            if isinstance(self._reference[i], Exception) or not all(ragged.values()):
+            lengths = {dim: self._lengths[i][dim] for dim in grid.dims}
+            if isinstance(self._reference[i], Exception) or not all(lengths.values()):
                 continue  # it runs at its exact size, where there is no padding
             cotangents = _cotangents(self._reference[i])
-            plain = functools.partial(self._call, self._function.f)
-            expected = _gradient(plain, weights, _Inexact.of(list(checked.leaves)), cotangents)
+            expected = plain(checked.leaves, lengths, cotangents)
             total = list(map(jnp.add, total, expected[0]))
-            padded = functools.partial(self._call, functools.partial(masked, ragged))
             for poison in self._poisons:
-                leaves = self._padded(checked, {**self._lengths[i], **grid.ceil(ragged).sizes}, poison)
-                got = _gradient(padded, weights, _Inexact.of(leaves), cotangents)
+                leaves = self._padded(checked, {**self._lengths[i], **grid.ceil(lengths).sizes}, poison)
+                got = padded(leaves, lengths, cotangents)
                 where = f"{self._example(i)}, gradient with {poison} in the padding"
                 self._compare_leaves(got[1], expected[1], where)
                 summed[str(poison)] = list(map(jnp.add, summed[str(poison)], got[0]))
@@ -187,23 +191,34 @@ class _Inexact:
         return self._tree.unflatten([found.get(k, leaf) for k, leaf in enumerate(rest)])
 
 
-def _gradient(
-    f: Callable[..., Any], weights: _Inexact, own: _Inexact, cotangents: Sequence[np.ndarray]
-) -> tuple[list[Any], dict[int, Any]]:
-    """Return the gradients of `f`'s weighted outputs: of the shared leaves, and of one example's by place."""
+def _differentiate(f: Callable[..., Any], weights: _Inexact) -> Callable[..., Any]:
+    """Return the gradient of `f`'s weighted outputs, compiled once for each size.
 
-    def total(weight_leaves: list[Any], own_leaves: list[Any]) -> Any:
-        outs = filter(_is_inexact, jax.tree.leaves(f(weights.put(weight_leaves), own.put(own_leaves))))
-        return sum(map(_weighted, outs, cotangents), jnp.float32(0))
+    Args:
+      f: called with lengths, shared arguments, and the leaves of one example.
+    """
 
-    shared, example = jax.jit(jax.grad(total, argnums=(0, 1)))(weights.leaves, own.leaves)
-    return shared, dict(zip(own.places, example, strict=True))
+    def total(shared: list[Any], inexact: dict, rest: dict, lengths: dict, cotangents: list[Any]) -> Any:
+        own = inexact | rest
+        outs = f(lengths, weights.put(shared), [own[place] for place in range(len(own))])
+        weighted = map(_weighted, filter(_is_inexact, jax.tree.leaves(outs)), cotangents)
+        return sum(weighted, jnp.float32(0))
+
+    gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
+
+    def of(leaves: Sequence[np.ndarray], lengths: Mapping[str, int], cotangents: list[Any]) -> Any:
+        """Return the gradients of the shared leaves, and those of the example's leaves by place."""
+        inexact = {place: leaf for place, leaf in enumerate(leaves) if _is_inexact(leaf)}
+        rest = {place: leaf for place, leaf in enumerate(leaves) if not _is_inexact(leaf)}
+        return gradient(weights.leaves, inexact, rest, dict(lengths), cotangents)
+
+    return of
 
 
-def _weighted(out: Any, cotangent: np.ndarray) -> Any:
+def _weighted(out: Any, cotangent: Any) -> Any:
     """Return the weighted sum of an output, padded or not; what stands in its padding has weight 1."""
     pads = [(0, size - valid) for size, valid in zip(jnp.shape(out), cotangent.shape, strict=True)]
-    return jnp.sum(jnp.real(out) * np.pad(cotangent, pads, constant_values=1)).astype(np.float32)
+    return jnp.sum(jnp.real(out) * jnp.pad(cotangent, pads, constant_values=1)).astype(np.float32)
 
 
 def _cotangents(reference: Any) -> list[np.ndarray]:

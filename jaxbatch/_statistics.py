@@ -42,8 +42,14 @@ class BucketStatistics:
         return 1 - self.valid_cells / total if total else 0.0
 
     def __add__(self, other: "BucketStatistics") -> "BucketStatistics":
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return BucketStatistics(*(a + b for a, b in pairs))
+        return BucketStatistics(
+            self.batches + other.batches,
+            self.examples + other.examples,
+            self.valid_cells + other.valid_cells,
+            self.padded_cells + other.padded_cells,
+            self.filler_cells + other.filler_cells,
+            self.seconds + other.seconds,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

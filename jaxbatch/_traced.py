@@ -111,7 +111,13 @@ class Traced:
                 named = {dim: length[i] for i, dim in enumerate(self.dims)}
                 return self.masked(named, sizes, [*shared, *leaves], consts=consts)
 
-            return jax.vmap(one)(lengths, examples)
+            try:
+                return jax.vmap(one)(lengths, examples)
+            except NotImplementedError:
+                if self.masked is not None:
+                    raise
+                # An operation that cannot be batched can still run row by row at the exact size.
+                return jax.lax.map(lambda row: one(*row), (lengths, examples))
 
         return run
 

@@ -336,6 +336,19 @@ def test_a_refused_function_may_run_at_exact_sizes_after_one_warning():
     assert (counts.compiles, counts.exact_compiles, counts.exact.batches) == (0, 2, 2)
 
 
+def test_what_cannot_be_batched_at_all_runs_row_by_row_at_exact_sizes():
+    def on_host(x: Float[Array, "n"]):
+        return jax.pure_callback(lambda x: np.sort(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(jb.MaskError, match="pure_callback"):
+        jb.batched(on_host, grid=GRID)
+    xs = examples(3, 5, 3, 3)
+    with pytest.warns(UserWarning, match="runs at exact sizes instead"):
+        run = jb.batched(on_host, grid=GRID, on_unmaskable="exact")
+    assert_close(run(xs), [np.sort(x) for x in xs])
+    assert run.statistics().exact.batches == 2
+
+
 def test_a_functions_own_error_while_tracing_is_its_examples_error():
     def g(x: Num[Array, "n"]):
         if x.dtype == jnp.int32:

@@ -122,31 +122,36 @@ def test_an_error_of_the_batch_alone_is_found(monkeypatch):
         assert_padding_invariant(lambda x: x * 2, examples(3), spec=VECTOR)
 
 
-def with_gradient(rule):
-    """Return a function like `masked` of a `jaxbatch.mask`ed one, whose gradients `rule` changes."""
-    plain = _invariance._gradient
+def change_gradients(monkeypatch, rule) -> None:
+    """Change the gradients of the masked function (the one whose example is padded to 4) by `rule`."""
+    plain = _invariance._differentiate
 
-    def changed(f, weights, own, cotangents):
-        gradients = plain(f, weights, own, cotangents)
-        return rule(*gradients) if own.leaves[0].shape == (4,) else gradients
+    def differentiate(f, weights):
+        gradient = plain(f, weights)
 
-    return changed
+        def changed(leaves, lengths, cotangents):
+            gradients = gradient(leaves, lengths, cotangents)
+            return rule(*gradients) if leaves[0].shape == (4,) else gradients
+
+        return changed
+
+    monkeypatch.setattr(_invariance, "_differentiate", differentiate)
 
 
 def test_a_gradient_in_the_padding_is_found(monkeypatch):
     rule = lambda shared, own: (shared, {0: own[0].at[-1].set(1e-30)})
-    monkeypatch.setattr(_invariance, "_gradient", with_gradient(rule))
+    change_gradients(monkeypatch, rule)
     with pytest.raises(AssertionError, match="`x` is not exactly 0 in its padding"):
         assert_padding_invariant(lambda x: x * x, examples(3), spec=VECTOR, grad=True)
 
 
 def test_a_wrong_gradient_is_found_for_examples_and_for_shared_arguments(monkeypatch):
     rule = lambda shared, own: (shared, {0: own[0].at[0].add(0.1)})
-    monkeypatch.setattr(_invariance, "_gradient", with_gradient(rule))
+    change_gradients(monkeypatch, rule)
     with pytest.raises(AssertionError, match=r"example 0 \(n=3\), gradient with 0.0.*`x` is wrong"):
         assert_padding_invariant(lambda x: x * x, examples(3), spec=VECTOR, grad=True)
     monkeypatch.undo()
-    monkeypatch.setattr(_invariance, "_gradient", with_gradient(lambda shared, own: ([shared[0] + 0.1], own)))
+    change_gradients(monkeypatch, lambda shared, own: ([shared[0] + 0.1], own))
     with pytest.raises(AssertionError, match=r"summed over the examples.*`w` is wrong"):
         assert_padding_invariant(
             lambda w, x: w * x, np.ones(1, np.float32), examples(3), in_axes=(None, 0), spec=VECTOR, grad=True
