@@ -168,8 +168,12 @@ CONVOLUTIONS = {
     "transposed, SAME": Case(lambda w, x: conv_transpose(w, x, 2, "SAME"), shared=(KERNEL,)),
     "transposed, VALID": Case(lambda w, x: conv_transpose(w, x, 3, "VALID"), shared=(KERNEL,)),
     "two layers": Case(lambda w, x: conv(w, jax.nn.relu(conv(w, x) + 1)), shared=(KERNEL,)),
-    "max pool": Case(lambda x: nn.max_pool(x[None], (2,), (2,), "SAME")[0], grad=False),
-    "max pool, VALID": Case(lambda x: nn.max_pool(x[None], (2,), (1,))[0], grad=False, lengths=(2, 5, 8)),
+    "max pool": Case(lambda x: nn.max_pool(x[None], (2,), (2,), "SAME")[0], lengths=(1, 2, 5, 7, 8)),
+    "max pool, VALID": Case(lambda x: nn.max_pool(x[None], (2,), (1,))[0], lengths=(2, 5, 8)),
+    "max pool, window 4": Case(
+        lambda x: nn.max_pool(x[None], (4,), (3,), "SAME")[0], lengths=(1, 2, 5, 6, 7, 8)
+    ),
+    "min pool": Case(lambda x: -nn.pooling.pool(-x[None], -jnp.inf, lax.max, (3,), (2,), "SAME")[0]),
     "average pool": Case(lambda x: nn.avg_pool(x[None], (3,), (2,), "SAME", count_include_pad=False)[0]),
     "global pool": Case(lambda x: nn.avg_pool(x[None], (x.shape[0],))[0]),
 }
@@ -188,6 +192,20 @@ CONTROL = {
     "loop on data": Case(
         lambda x: lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] + x), (0, x)), grad=False
     ),
+    "loop on each cell": Case(
+        lambda x: jax.vmap(lambda v: lax.while_loop(lambda c: c < 1, lambda c: c * 2, v))(
+            jnp.abs(x[:, 0]) + 0.1
+        ),
+        grad=False,
+    ),
+    "loop on data in a scan": Case(
+        lambda x: lax.scan(
+            lambda c, v: (lax.while_loop(lambda a: a < c + 1, lambda a: a * 2, v), v),
+            1.0,
+            jnp.abs(x[:, 0]) + 0.1,
+        ),
+        grad=False,
+    ),
     "branch": Case(lambda x: lax.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - x.mean(0), x)),
     "rematerialised": Case(lambda x: jax.checkpoint(lambda x: jnp.sin(jax.nn.relu(x)).mean(0))(x)),
     "inner gradient": Case(
@@ -198,12 +216,39 @@ CONTROL = {
     ),
 }
 
+
+def spd(x):
+    return x @ x.T + jnp.eye(x.shape[0])
+
+
 ORDER = {
-    "sort": Case(lambda x: (jnp.sort(x, 0), jnp.argsort(x, 0), jnp.median(x, 0)), grad=False),
+    "sort": Case(lambda x: (jnp.sort(x, 0), jnp.argsort(x, 0), jnp.median(x, 0))),
+    "quantile": Case(lambda x: jnp.quantile(x, 0.3, axis=0)),
+    "top k": Case(lambda x: lax.top_k(x.T, 1)),
+    "several keys": Case(lambda x: lax.sort((x[:, 0] > 0, x[:, 1], x[:, 2]), num_keys=2), grad=False),
+    "one hot of the winner": Case(lambda x: jax.nn.one_hot(jnp.argmax(x[:, 0]), x.shape[0])),
+}
+
+LINALG = {
+    "cholesky": Case(lambda x: jnp.linalg.cholesky(spd(x)), tolerance=1e-4),
+    "solve": Case(lambda x: jnp.linalg.solve(spd(x) + x[:, :1], x), tolerance=1e-4),
+    "inverse": Case(lambda x: jnp.linalg.inv(spd(x)), tolerance=1e-4),
+    "determinant": Case(lambda x: (jnp.linalg.det(x @ x.T * 0.1 + jnp.eye(x.shape[0])),), tolerance=1e-4),
+    "log determinant": Case(lambda x: jnp.linalg.slogdet(spd(x)), tolerance=1e-4),
+    "thin QR": Case(lambda x: jnp.linalg.qr(x), lengths=(4, 5, 8), tolerance=1e-4, grad=False),
+    "singular values": Case(lambda x: jnp.linalg.svd(x, compute_uv=False), tolerance=1e-4, grad=False),
+    "tridiagonal": Case(
+        lambda x: lax.linalg.tridiagonal_solve(x[:, 0], 4 + x[:, 1], x[:, 2], x), tolerance=1e-4, grad=False
+    ),
 }
 
 RANDOM = {
     "leading axis": Case(lambda x: jax.random.normal(jax.random.key(0), x.shape) * x),
+    "one key a row": Case(
+        lambda x: jax.vmap(jax.random.normal)(jax.random.split(jax.random.key(0), x.shape[0])) * x[:, 0]
+    ),
+    "choice": Case(lambda x: jax.random.choice(jax.random.key(0), x[:, 0])),
+    "categorical": Case(lambda x: jax.random.categorical(jax.random.key(0), x.T), grad=False),
     "trailing axis": Case(lambda x: jax.random.uniform(jax.random.key(1), x.T.shape).T * x),
 }
 
@@ -220,6 +265,7 @@ CASES = {
         "convolution": CONVOLUTIONS,
         "control": CONTROL,
         "order": ORDER,
+        "linear algebra": LINALG,
         "random": RANDOM,
     }.items()
     for name, case in cases.items()

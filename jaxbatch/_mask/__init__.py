@@ -4,7 +4,18 @@ Reading order: `_registry` (what a rule is), `_context` (how a jaxpr is interpre
 `_transform` (the function that comes out, with its own differentiation rule).
 """
 
-from . import _control, _elementwise, _index, _layout, _random, _reduce, _refused, _sort, _window  # noqa: F401
+from . import (  # noqa: F401
+    _control,
+    _elementwise,
+    _index,
+    _layout,
+    _linalg,
+    _random,
+    _reduce,
+    _refused,
+    _sort,
+    _window,
+)
 from ._context import Context as Context
 from ._context import Padded as Padded
 from ._registry import register as register

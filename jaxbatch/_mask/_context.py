@@ -69,12 +69,14 @@ class Context:
         self.name = name
         self.active = active
         self._size = functools.cache(self._compute_size)
+        self._producers: dict[Any, Any] = {}
+        self._line = ""
 
     def within(self, active: Any) -> "Context":
         """Return the same context inside a loop or branch that is live only where `active`."""
         both = active if self.active is None else self.active & active
         inner = Context(self.lengths, self.sizes, name=self.name, active=both)
-        inner._size = self._size
+        inner._size, inner._line = self._size, self._line
         return inner
 
     # --- sizes and lengths ---
@@ -153,8 +155,10 @@ class Context:
             {name for v in atoms for d in getattr(v.aval, "shape", ()) for name in _compat.dim_names(d)}
         )
         over = f" over ragged {', '.join(f'`{d}`' for d in dims)}" if dims else ""
+        inner, outer = _compat.source_line(eqn), self._line
+        line = f"{inner}, called from {outer}" if inner and outer and inner != outer else inner or outer
         raise MaskError(
-            f"{self.name}: `{eqn.primitive.name}`{over} at {_compat.source_line(eqn)} {reason} "
+            f"{self.name}: `{eqn.primitive.name}`{over}{line and f' at {line},'} {reason} "
             f"Rewrite that line, give it a rule (jb.register), or run such inputs at their exact sizes."
         )
 
@@ -169,10 +173,12 @@ class Context:
         for variables, values in ((jaxpr.constvars, consts), (jaxpr.invars, args)):
             for var, value in zip(variables, values, strict=True):
                 env[var] = value
-        producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        previous, self._producers = getattr(self, "_producers", {}), producers
+        outer = self._producers, self._line
+        self._producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         try:
             for eqn in jaxpr.eqns:
+                # JAX caches inner traces, whose lines may be another caller's: the outermost is sure.
+                self._line = outer[1] or _compat.source_line(eqn)
                 with _compat.user_context(eqn), eqn.ctx.manager:
                     outs = self._apply(eqn, [read(v) for v in eqn.invars])
                 for var, out in zip(eqn.outvars, outs, strict=True):
@@ -183,7 +189,7 @@ class Context:
                         )
                     env[var] = out
         finally:
-            self._producers = previous
+            self._producers, self._line = outer
         return [read(v).data for v in jaxpr.outvars]
 
     def _apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded]) -> Sequence[Any]:

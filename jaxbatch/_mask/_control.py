@@ -23,9 +23,11 @@ def arrays(values: Any, variables: Any) -> list[Any]:
 # --- calls -----------------------------------------------------------------------------------------
 
 
-@define("jit closed_call core_call call remat2 checkpoint custom_jvp_call custom_vjp_call composite", "call")
+@define(
+    "jit closed_call core_call call remat2 custom_jvp_call custom_vjp_call custom_vmap_call composite", "call"
+)
 def _call(ctx: Context, eqn: Any, *xs: Padded) -> Any:
-    jaxpr = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    jaxpr = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "call") if key in eqn.params)
     return ctx.run(*_compat.open_jaxpr(jaxpr), [x.data for x in xs])
 
 
@@ -70,14 +72,23 @@ def _while(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     cond_args, body_args, init = data[: split[0]], data[split[0] : split[1]], data[split[1] :]
 
-    def keep_going(carry: list[Any]) -> Any:
+    (go_aval,) = [v.aval for v in cond.outvars]
+
+    def going(carry: list[Any]) -> Any:
+        """Return the predicate: one bool, or one for each lane of a loop that `vmap` has batched."""
         (go,) = ctx.run(cond, cond_consts, [*cond_args, *carry])
+        go = ctx.fill(Padded(go, go_aval.shape), range(len(go_aval.shape)), False)
         return go if ctx.active is None else go & ctx.active
 
     def step(carry: list[Any]) -> list[Any]:
-        return arrays(ctx.run(body, body_consts, [*body_args, *carry]), body.outvars)
+        new = arrays(ctx.run(body, body_consts, [*body_args, *carry]), body.outvars)
+        if not go_aval.shape:
+            return new
+        go = going(carry)  # a lane that has ended keeps its carry while others go on
+        lanes = (lax.broadcast_in_dim(go, n.shape, range(go.ndim)) for n in new)
+        return [lax.select(lane, n, old) for lane, n, old in zip(lanes, new, carry, strict=True)]
 
-    return lax.while_loop(keep_going, step, init)
+    return lax.while_loop(lambda carry: going(carry).any(), step, init)
 
 
 @define("cond", "control flow")

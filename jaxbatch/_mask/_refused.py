@@ -26,5 +26,18 @@ defrefused(
 )
 defrefused("fft", "spectral", "mixes every cell of a ragged axis at frequencies that depend on its size.")
 defrefused(
-    "eigh eig svd schur hessenberg tridiagonal", "linear algebra", "has no padding that keeps its result."
+    "eigh eig schur hessenberg tridiagonal householder_product",
+    "linear algebra",
+    "sorts or mixes what belongs to the matrix with what would belong to its padding.",
+)
+defrefused(
+    "approx_top_k rng_uniform rng_bit_generator random_gamma iota_2x32_shape",
+    "random",
+    "gives results that depend on the whole padded shape.",
+)
+defrefused(
+    "ragged_dot_general scaled_dot call_exported call_hi_primitive pallas_call ffi_call custom_partitioning "
+    "shard_map",
+    "kernel",
+    "is a kernel or a call that cannot be looked into; give the function around it a padded form of its own.",
 )

@@ -12,7 +12,7 @@ from typing import Any
 from .. import _compat
 from .._program import Dim
 from ._context import Context, Padded
-from ._layout import pad_axis
+from ._layout import fit, pad_axis, positions, take
 from ._reduce import Identity, highest, lowest, zero
 from ._registry import define
 
@@ -155,3 +155,45 @@ def _reduce_window(ctx: Context, eqn: Any, *xs: Padded) -> Any:
         data, overrides = _aligned_window(ctx, eqn, x, filled, init.data)
         datas.append(data)
     return ctx.bind(eqn, *datas, *(i.data for i in inits), **overrides)
+
+
+@define("select_and_gather_add", "window", identity=zero)
+def _select_and_gather_add(ctx: Context, eqn: Any, tangents: Padded, x: Padded) -> Any:
+    every, chosen = range(len(x.shape)), _never_selected(ctx, eqn, x)
+    operand, overrides = _aligned_window(ctx, eqn, x, ctx.fill(x, every, chosen), chosen)
+    zeros = zero(tangents.dtype)
+    data, _ = _aligned_window(ctx, eqn, tangents, ctx.fill(tangents, every, 0), zeros)
+    return ctx.bind(eqn, data, operand, **overrides)
+
+
+@define("select_and_scatter_add", "window", identity=zero)
+def _select_and_scatter_add(ctx: Context, eqn: Any, source: Padded, x: Padded) -> Any:
+    params, axes = eqn.params, range(len(x.shape))
+    value = _never_selected(ctx, eqn, x)
+    data, padding, _ = align(
+        ctx,
+        ctx.fill(x, axes, value),
+        axes,
+        x.shape,
+        params["padding"],
+        (1,) * len(x.shape),
+        ctx.shape(params["window_dimensions"]),
+        params["window_strides"],
+        ctx.shape(source.shape),
+        value,
+    )
+    out = ctx.bind(eqn, ctx.fill(source, axes, 0), data, padding=tuple(padding))
+    for axis, (dim, (low, _)) in enumerate(zip(x.shape, params["padding"], strict=True)):
+        if _compat.is_symbolic(low):  # undo the shift
+            out = take(out, ctx.length(low) + positions(ctx.size(dim)), axis)
+        else:
+            out = fit(out, axis, ctx.size(dim))
+    return out
+
+
+def _never_selected(ctx: Context, eqn: Any, x: Padded) -> Any:
+    """Return what a max or min pool passes over, by the comparison that selects."""
+    name = eqn.params["select_prim"].name
+    if name not in ("ge", "le"):
+        ctx.refuse(eqn, f"selects by `{name}`.")
+    return lowest(x.dtype) if name == "ge" else highest(x.dtype)
