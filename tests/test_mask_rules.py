@@ -48,7 +48,7 @@ REDUCTIONS = {
     "spread": Case(lambda x: (x.sum(0), x.var(0), x.std(0) if x.shape[1] == 4 else x), lengths=(2, 5, 8)),
     "extremes": Case(lambda x: (x.max(0), x.min(0), jax.nn.logsumexp(x, 0))),
     "all negative": Case(lambda x: (jnp.max(-jnp.abs(x), 0), jnp.argmax(-jnp.abs(x), 0)), grad=False),
-    "product": Case(lambda x: x.prod(0), grad=False),
+    "product": Case(lambda x: (x.prod(0), x.prod())),
     "positions": Case(lambda x: (x.argmax(0), x.argmin(0), (x > 0).any(0), (x > 0).all(0)), grad=False),
     "integers": Case(lambda x: (x.sum(0), x.max(0), x.min(0), x.argmax(0)), ["n, 4:int32"], low=-9, high=-1),
     "unsigned bytes": Case(lambda x: (x.max(0), x.min(0), x.argmin(0)), ["n, 4:uint8"], low=1, high=200),
@@ -76,14 +76,11 @@ CONTRACTIONS = {
 CUMULATIVE = {
     "cumsum": Case(lambda x: jnp.cumsum(x, 0)),
     "reverse cumsum": Case(lambda x: lax.cumsum(x, 0, reverse=True)),
-    "others": Case(
-        lambda x: (jnp.cumprod(x, 0), lax.cummax(x, 0), lax.cummin(x, 0), lax.cumlogsumexp(x, 0)), grad=False
-    ),
+    "others": Case(lambda x: (jnp.cumprod(x, 0), lax.cummax(x, 0), lax.cummin(x, 0), lax.cumlogsumexp(x, 0))),
     "others in reverse": Case(
         lambda x: tuple(
             f(x, 0, reverse=True) for f in (lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
         ),
-        grad=False,
     ),
 }
 

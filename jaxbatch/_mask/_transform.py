@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.extend import core as jex_core
 
 from .. import _compat
 from .._program import Program, trace
 from ._context import Context, Padded
+from ._primal import evaluate
 
 Lengths = Mapping[str, Any]
 Sizes = Mapping[str, int]
@@ -97,7 +97,6 @@ class _Derivative:
     """
 
     def __init__(self, program: Program):
-        primal = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, []))
         avals = [v.aval for v in program.jaxpr.invars]
         self._in_inexact = [_is_inexact(aval) for aval in avals]
         self._out_inexact = [_is_inexact(aval) for aval in program.out_avals]
@@ -108,7 +107,8 @@ class _Derivative:
             nonlocal tree
 
             def run(*inexact: Any) -> Any:
-                outs = primal(*_merge(self._in_inexact, inexact, _pick(values, self._in_inexact, False)))
+                args = _merge(self._in_inexact, inexact, _pick(values, self._in_inexact, False))
+                outs = evaluate(program.jaxpr, (), args)
                 return _pick(outs, self._out_inexact), _pick(outs, self._out_inexact, False)
 
             outs, pull_back, others = jax.vjp(run, *_pick(values, self._in_inexact), has_aux=True)
