@@ -264,29 +264,28 @@ class Batched:
         """Submit windows of growing size, one ahead of the one whose results are delivered."""
         rows = self._engine.grid.rows[-1] if self._engine.grid else 64
         windows: collections.deque[Window] = collections.deque()
-        size, start, failure = min(_FIRST_WINDOW, 4 * rows), 0, None
-        while True:
+        size, start, failure, more = min(_FIRST_WINDOW, 4 * rows), 0, None, True
+        while more:
             checked = []
             try:
                 for example in itertools.islice(examples, size):
                     checked.append(call.check(example, start + len(checked)))
             except Exception as error:
                 failure = error
-            if checked:
-                windows.append(call.submit(checked, start))
-                start, size = start + len(checked), min(2 * size, 4 * rows)
-            if len(windows) > 1 or not checked or failure:
-                while windows:
-                    for result in call.finish(windows.popleft()):
-                        if isinstance(result, Exception) and errors == "raise":
-                            raise result
-                        yield result
-                    if checked and not failure:
-                        break
-            if failure:
-                raise failure
-            if not checked:
-                return
+            try:
+                if checked:
+                    windows.append(call.submit(checked, start))
+            except Exception as error:
+                failure = error
+            more = len(checked) == size and failure is None
+            start, size = start + len(checked), min(2 * size, 4 * rows)
+            while len(windows) > (1 if more else 0):
+                for result in call.finish(windows.popleft()):
+                    if isinstance(result, Exception) and errors == "raise":
+                        raise result
+                    yield result
+        if failure is not None:
+            raise failure
 
 
 def batched(

@@ -13,6 +13,7 @@ import numpy as np
 
 from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
+from ._executables import KeyTakenError
 from ._grid import Bucket, Grid
 from ._pipeline import Pipeline, Window, Work
 from ._plan import chunk, plan
@@ -102,9 +103,8 @@ class Call:
                 raise error
         window = Window(results, pending=len(good))
         examples = [checked[i].leaves for i in good]
-        for work in self._works(
-            _Rows(window, good, examples, lengths, np.any(lengths == 0, axis=1) | over), grid
-        ):
+        rows = _Rows(window, good, examples, lengths, np.any(lengths == 0, axis=1) | over)
+        for work in self._works(rows, grid):
             self._pipeline.start(work)
         return window
 
@@ -129,9 +129,9 @@ class Call:
             if len(inside):
                 try:
                     traced = self._engine.padded(self.shared, dtypes, self.fixed)
-                except MaskError:
-                    raise
                 except Exception as error:
+                    if isinstance(error, MaskError | KeyTakenError) or not self._own_fault(dtypes):
+                        raise
                     self._fail(rows, inside, error)
                     inside = inside[:0]
             if traced is None:
@@ -152,6 +152,8 @@ class Call:
             lengths = dict(zip(self._engine.dims, own, strict=True))
             try:
                 traced = self._engine.exact(self.shared, dtypes, {**self.fixed, **lengths})
+            except KeyTakenError:
+                raise
             except Exception as error:
                 error.add_note(
                     f"raised by {self._engine.function.name} for an example of the exact size {lengths}"
@@ -160,6 +162,14 @@ class Call:
                 continue
             for job in chunk(Bucket(**lengths), members, grid.rows_for([max(size, 1) for size in own])):
                 yield rows.work(traced, job.bucket, np.array(job.indices))
+
+    def _own_fault(self, dtypes: tuple[np.dtype, ...]) -> bool:
+        """Tell whether an error of the trace is due to the dtypes of some examples, not to the whole call."""
+        try:
+            self._engine.padded(self.shared, self._spec.dtypes(), self.fixed)
+        except Exception:
+            return False
+        return dtypes != self._spec.dtypes()
 
     def _bind(self, checked: Checked) -> None:
         """Compare fixed sizes with what earlier examples or shared arguments bound, and bind new ones."""

@@ -364,6 +364,15 @@ def test_a_functions_own_error_while_tracing_is_its_examples_error():
         run(xs)
 
 
+def test_wrong_shared_arguments_are_nobodys_own_error():
+    params, xs = weights(5), [*examples(3, width=4), np.zeros((0, 4), np.float32)]
+    run = jb.batched(attend, (None, 0), grid=GRID)
+    with pytest.raises(TypeError, match="dot_general"):
+        run(params, xs, errors="return")
+    with pytest.raises(TypeError, match="dot_general"):
+        list(run.map(params, xs, errors="return"))
+
+
 def test_one_failed_batch_is_the_failure_of_its_examples_only(monkeypatch):
     from jaxbatch import _pipeline
 
@@ -657,6 +666,15 @@ def test_map_raises_an_examples_error_in_its_turn_or_yields_it():
         next(results)
     got = list(run.map(iter(xs), errors="return"))
     assert [i for i, each in enumerate(got) if isinstance(each, jb.SpecError)] == [20] and len(got) == 51
+
+
+def test_a_missing_program_ends_a_map_after_the_results_before_it():
+    run = jb.batched(centre, grid=GRID, frozen=True)
+    run.warm_up(lengths=[3] * 16)
+    results, got = run.map(examples(*[3] * 16, *[60] * 5)), []
+    with pytest.raises(jb.CompileMissError, match="n=64"):
+        got.extend(results)
+    assert len(got) == 16
 
 
 def test_map_checks_its_arguments_at_once():
