@@ -138,7 +138,7 @@ def user_context(eqn: jex_core.JaxprEqn) -> Iterator[None]:
 
 def trace_context() -> Hashable:
     """Return the JAX settings that a trace or a compile depends on, those of the current thread included."""
-    return _config.trace_context(), jax.config.jax_default_device
+    return _config.trace_context(), jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # Under vmap an output may be shared by all examples (a residual that depends on weights alone). From JAX 0.12
@@ -183,8 +183,8 @@ _patch_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def watch_size_tests(on_test: Callable[[str, str], None]) -> Iterator[None]:
-    """Call `on_test(expression, user_line)` for an undecided equality test on a symbolic size.
+def watch_size_tests(on_test: Callable[[str, str, Any], None]) -> Iterator[None]:
+    """Call `on_test(expression, user_line, difference)` for an undecided equality test on a symbolic size.
 
     JAX answers `n == 37` and a dict look-up by `n` with False when it cannot decide (its comment in
     `_DimExpr.__eq__` calls this unsound). Only tests made from the user's frames, in this thread, while
@@ -207,39 +207,30 @@ def _install_watch() -> None:
             return
         plain_eq, plain_hash = cls.__eq__, cls.__hash__
 
-        def __eq__(self: Any, other: Any) -> bool:
-            equal = plain_eq(self, other)
-            if not equal and getattr(_watch, "on_test", None) is not None:
-                _report(self, other, "==", sys._getframe(1))
-            return equal
-
-        def __ne__(self: Any, other: Any) -> bool:
-            equal = plain_eq(self, other)
-            if not equal and getattr(_watch, "on_test", None) is not None:
-                _report(self, other, "!=", sys._getframe(1))
-            return not equal
-
-        def __hash__(self: Any) -> int:
-            if getattr(_watch, "on_test", None) is not None:
-                _report(self, None, "hash", sys._getframe(1))
-            return plain_hash(self)
-
-        cls.__eq__, cls.__ne__, cls.__hash__ = __eq__, __ne__, __hash__  # pyright: ignore[reportAttributeAccessIssue]
+        # Lambdas, so that the caller is the frame above: a type-checking import hook wraps other functions.
+        frame = sys._getframe
+        equal = lambda self, other: plain_eq(self, other) or _differs(self, other, "==", frame(1))  # noqa: E731
+        unequal = lambda self, other: not (plain_eq(self, other) or _differs(self, other, "!=", frame(1)))  # noqa: E731
+        hashed = lambda self: plain_hash(self) + _differs(self, None, "hash", frame(1))  # noqa: E731
+        cls.__eq__, cls.__ne__, cls.__hash__ = equal, unequal, hashed  # pyright: ignore[reportAttributeAccessIssue]
         cls._jaxbatch_watched = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _report(dim: Any, other: Any, operation: str, frame: Any) -> None:
-    if not is_user_frame(frame):
-        return
-    on_test, _watch.on_test = _watch.on_test, None  # what follows compares sizes itself
+def _differs(dim: Any, other: Any, operation: str, frame: Any) -> bool:
+    """Report a test that JAX has answered with False, if the user made it and the truth is undecided."""
+    on_test = getattr(_watch, "on_test", None)
+    if on_test is None or not is_user_frame(frame):
+        return False
+    _watch.on_test = None  # what follows compares sizes itself
     try:
         line = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
         if operation == "hash":
-            on_test(f"a look-up by the size {dim}", line)
+            on_test(f"a look-up by the size {dim}", line, None)
         elif _may_be_equal(dim, other):
-            on_test(f"{dim} {operation} {other}", line)
+            on_test(f"{dim} {operation} {other}", line, dim - other)
     finally:
         _watch.on_test = on_test
+    return False
 
 
 def is_user_frame(frame: Any) -> bool:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex_core
 
-from . import _compat
+from . import _branches, _compat
+from ._branches import SizeTestError
 from ._errors import MaskError
 
 Dim = Any  # an int, or a symbolic dimension such as 2*n + 1
@@ -94,21 +96,43 @@ def trace(
         cannot stand for all sizes.
     """
     label = name or getattr(f, "__name__", "the function")
+    return _trace(f, leaves, bounds, label, derived, _branches.MAX_PIECES)
 
-    def refuse(test: str, line: str) -> None:
-        raise MaskError(
-            f"{label}: {line} depends on {test}, which differs between examples, so one program cannot serve "
-            f"them all. Compute it with jnp.where, or declare the dim as a fixed size."
+
+def _trace(
+    f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, name: str, derived: bool, pieces: int
+) -> Program:
+    """Trace; where a branch on a size cannot be decided, trace at most `pieces` parts of the bounds."""
+    try:
+        return _trace_once(f, leaves, bounds, name, derived)
+    except SizeTestError as error:
+        halves = None if error.difference is None else _branches.split(error.difference, bounds)
+        if halves is None or pieces < 2:
+            raise
+        programs = [_trace(f, _within(leaves, half), half, name, derived, pieces - 1) for half in halves]
+        if sum(map(_num_pieces, programs)) > pieces:
+            raise
+        return _joined(programs, leaves, bounds, name)
+
+
+def _trace_once(
+    f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, name: str, derived: bool
+) -> Program:
+    def refuse(test: str, line: str, difference: Any) -> None:
+        raise SizeTestError(
+            f"{name}: {line} depends on {test}, which differs between examples, so one program cannot serve "
+            f"them all. Compute it with jnp.where, or declare the dim as a fixed size.",
+            difference,
         )
 
     try:
         with _compat.watch_size_tests(refuse):
             closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*leaves)
     except jex_core.InconclusiveDimensionOperation as error:
-        raise MaskError(
-            f"{label}: {_user_line(error)}the function branches on a size, or needs it to be a constant: "
-            f"{str(error).splitlines()[0]} Write the choice with jnp.where, or narrow the grid so that it is "
-            f"the same for every bucket."
+        raise SizeTestError(
+            f"{name}: {_user_line(error)}the function branches on a size, or needs it to be a constant. "
+            f"{str(error).splitlines()[0]} Write it with jnp.where, or declare the dim as a fixed size.",
+            _branches.compared(str(error)),
         ) from error
     except MaskError:
         raise
@@ -117,7 +141,7 @@ def trace(
             raise  # the function's own error
         first = (str(error).splitlines() or [""])[0]
         raise MaskError(
-            f"{label}: {_user_line(error)}an operation needs a constant size. {type(error).__name__}: "
+            f"{name}: {_user_line(error)}an operation needs a constant size. {type(error).__name__}: "
             f"{first} Rewrite that line, or run such inputs at their exact sizes."
         ) from error
     return Program(
@@ -126,8 +150,63 @@ def trace(
         dims=tuple(bounds),
         bounds=dict(bounds),
         out_tree=jax.tree.structure(out_shape),
-        name=label,
+        name=name,
     )
+
+
+def _within(leaves: Sequence[Any], bounds: Bounds) -> list[Any]:
+    """Return the same leaves at dims within narrower bounds; a dim with one length left is that number."""
+    dims: dict[str, Any] = {name: lo for name, (lo, hi) in bounds.items() if lo == hi}
+    dims |= symbolic_dims({name: b for name, b in bounds.items() if name not in dims})
+    return [
+        jax.ShapeDtypeStruct(evaluate_shape(leaf.shape, dims), leaf.dtype, weak_type=leaf.weak_type)
+        for leaf in leaves
+    ]
+
+
+def _joined(programs: Sequence[Program], leaves: Sequence[Any], bounds: Bounds, name: str) -> Program:
+    """Return one program that switches between programs of narrower bounds."""
+    if len({program.out_tree for program in programs}) > 1:
+        raise MaskError(f"{name}: a branch on a size changes the structure of the output.")
+    whole = {d: dim for leaf in leaves for size in leaf.shape for d, dim in _plain_dims(size).items()}
+    try:
+        outs = _branches.common_outs([(p.bounds, p.out_avals) for p in programs], whole)
+    except MaskError as error:
+        raise error.with_context(name) from None
+    consts = [const for program in programs for const in program.consts]
+    jaxprs = []
+    for i, program in enumerate(programs):
+        begin = sum(len(p.consts) for p in programs[:i])
+
+        def run(*operands: Any, program: Program = program, begin: int = begin) -> Any:
+            own = operands[begin : begin + len(program.consts)]
+            closed = jex_core.ClosedJaxpr(program.jaxpr, [])
+            return jex_core.jaxpr_as_fun(closed)(*own, *operands[len(consts) :])
+
+        structs = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in consts]
+        inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in program.in_avals]
+        jaxprs.append(jax.make_jaxpr(run)(*structs, *inputs))
+    pieces = [program.bounds for program in programs]
+    closed = jax.make_jaxpr(lambda *xs: _branches.switch(xs, jaxprs, pieces, outs))(
+        *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in consts), *leaves
+    )
+    jaxpr = _compat.consts_as_inputs(closed)
+    return Program(jaxpr, tuple(consts), tuple(bounds), dict(bounds), programs[0].out_tree, name)
+
+
+def _plain_dims(size: Dim) -> dict[str, Dim]:
+    """Return the dims that occur in a size, by name, in its own scope."""
+    names = _compat.dim_names(size)
+    if not names:
+        return {}
+    return dict(zip(names, jax.export.symbolic_shape(", ".join(names), scope=size.scope), strict=True))
+
+
+def _num_pieces(program: Program) -> int:
+    (*_, last) = program.jaxpr.eqns or [None]
+    if last is None or last.primitive is not _branches.size_switch_p:
+        return 1
+    return sum(1 for _ in last.params["jaxprs"])
 
 
 def _works_at_fixed_sizes(f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds) -> bool:

@@ -19,7 +19,7 @@ LAYERS = (
     ("_errors", "_compat"),
     ("_grid", "_spec", "_annotations", "_plan"),
     ("_batch",),
-    ("_program", "_mask", "_split"),
+    ("_branches", "_program", "_mask", "_split"),
     ("_executables",),
     ("_closures", "_shared", "_statistics", "_traced", "_pipeline", "_engine", "_calls"),
     ("_artifact", "_dispatch"),

@@ -10,6 +10,8 @@ from jax import lax
 from jax import numpy as jnp
 from masking import Case, assert_exact
 
+import jaxbatch as jb
+
 _rng = np.random.default_rng(1)
 W = _rng.standard_normal((4, 4)).astype(np.float32)
 KERNEL = _rng.standard_normal((3, 4, 4)).astype(np.float32)
@@ -272,3 +274,45 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_padding_never_changes_values_or_gradients(name):
     assert_exact(CASES[name])
+
+
+BRANCHES = {
+    "linspace": Case(lambda x: jnp.linspace(0, 1, x.shape[0]) + x, ["n"]),
+    "above a size": Case(
+        lambda x: x * 2 if x.shape[0] > 5 else jnp.cumsum(x), ["n"], lengths=(1, 3, 5, 6, 8)
+    ),
+    "equal to a size": Case(
+        lambda x: jnp.sin(x) if x.shape[0] == 3 else x / x.sum(), ["n"], lengths=(1, 2, 3, 4, 8)
+    ),
+    "one of some sizes": Case(
+        lambda x: jnp.sin(x).sum() if x.shape[0] in (1, 2) else x.max(), ["n"], lengths=(1, 2, 3, 4, 8)
+    ),
+    "even sizes": Case(lambda x: jnp.sin(x) if x.shape[0] % 2 == 0 else x, ["n"], lengths=(1, 2, 3, 4, 8)),
+    "at most three": Case(lambda x: lax.top_k(x, min(3, x.shape[0]))[0], ["n"], lengths=(1, 2, 3, 4, 8)),
+    "another output size": Case(lambda x: x[:5] if x.shape[0] > 5 else x, ["n"], lengths=(1, 4, 5, 6, 8)),
+    "of two dims": Case(
+        lambda x, y: (x.sum() if x.shape[0] > 3 else x.max()) * (y.sum() if y.shape[0] <= 2 else y.min()),
+        ["n", "m"],
+        lengths=(1, 2, 3, 4, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_on_a_size_takes_the_side_of_the_true_length(name):
+    assert_exact(BRANCHES[name])
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda x, y: x.sum() if x.shape[0] == y.shape[0] else x.max(), "n == m"),
+        (lambda x, y: x * {3: 2}.get(x.shape[0], 1), "a look-up by the size n"),
+        (lambda x, y: x * int(x.shape[0]), "needs it to be a constant"),
+        (lambda x, y: x if x.shape[0] < 3 else (x, x), "structure of the output"),
+    ],
+)
+def test_a_size_test_that_cannot_be_settled_is_refused_with_the_line(f, reason):
+    masked = jb.mask(f, spec=(jb.spec("n", "float32"), jb.spec("m", "float32")))
+    with pytest.raises(jb.MaskError, match=reason):
+        masked({"n": 2, "m": 3}, np.ones(8, np.float32), np.ones(8, np.float32))

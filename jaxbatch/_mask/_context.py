@@ -51,6 +51,7 @@ class Context:
     Attributes:
       lengths: the valid length of each ragged dim, int32 scalars (traced).
       sizes: the allocated size of each ragged dim, ints.
+      floors: the smallest length each ragged dim can have, where it is known to be above 1.
       active: None, or a traced bool that is False where the surrounding loop has already ended for this
         example; data-dependent loops must not start there, since what they would read is padding.
       name: the user's function, for messages.
@@ -62,20 +63,29 @@ class Context:
         sizes: Mapping[str, int],
         *,
         name: str = "the function",
+        floors: Mapping[str, int] | None = None,
         active: Any = None,
     ):
         self.lengths = lengths
         self.sizes = sizes
         self.name = name
+        self.floors = floors or {}
         self.active = active
         self._size = functools.cache(self._compute_size)
         self._producers: dict[Any, Any] = {}
         self._line = ""
 
+    def at(self, lengths: Mapping[str, Any], sizes: Mapping[str, int], active: Any) -> "Context":
+        """Return the context of a part that is live only where `active`, at sizes and lengths of its own."""
+        both = active if self.active is None else self.active & active
+        inner = Context(lengths, sizes, name=self.name, floors=self.floors, active=both)
+        inner._line = self._line
+        return inner
+
     def within(self, active: Any) -> "Context":
         """Return the same context inside a loop or branch that is live only where `active`."""
         both = active if self.active is None else self.active & active
-        inner = Context(self.lengths, self.sizes, name=self.name, active=both)
+        inner = Context(self.lengths, self.sizes, name=self.name, floors=self.floors, active=both)
         inner._size, inner._line = self._size, self._line
         return inner
 

@@ -5,6 +5,7 @@ the frozen steps come first. Loops whose end depends on data do not start in a f
 branch not taken: what they would read there is padding, and they might never end.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jax import lax
 
 from .. import _compat
 from ._context import Context, Padded, select
+from ._layout import fit
 from ._registry import define
 
 
@@ -89,6 +91,38 @@ def _while(ctx: Context, eqn: Any, *xs: Padded) -> Any:
         return [lax.select(lane, n, old) for lane, n, old in zip(lanes, new, carry, strict=True)]
 
     return lax.while_loop(lambda carry: going(carry).any(), step, init)
+
+
+@define("size_switch", "control flow")
+def _size_switch(ctx: Context, eqn: Any, *xs: Padded) -> Any:
+    """Run each piece on the sizes and lengths it is for; the one the lengths belong to gives the answer."""
+    results: list[Any] | None = None
+    targets = [ctx.shape(v.aval.shape) for v in eqn.outvars]
+    for jaxpr, bounds in zip(eqn.params["jaxprs"], map(dict, eqn.params["bounds"]), strict=True):
+        if any(low > ctx.sizes[dim] or high < ctx.floors.get(dim, 1) for dim, (low, high) in bounds.items()):
+            continue
+        lengths, sizes, inside = {}, {}, np.True_
+        for dim, (low, high) in bounds.items():
+            length, sizes[dim] = ctx.lengths[dim], min(high, ctx.sizes[dim])
+            inside = inside & (length >= low) & (length <= high)
+            lengths[dim] = lax.clamp(np.int32(low), length, np.int32(sizes[dim]))
+        inner = ctx.at(lengths, sizes, inside)
+        opened, consts = _compat.open_jaxpr(jaxpr)
+        args = _fitted([x.data for x in xs], [inner.shape(v.aval.shape) for v in opened.invars])
+        outs = _fitted(arrays(inner.run(opened, consts, args), eqn.outvars), targets)
+        results = [select(inside, *pair) for pair in zip(outs, results or outs, strict=True)]
+    assert results is not None
+    return results
+
+
+def _fitted(values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Crop or extend arrays at the end of each axis."""
+    fitted = []
+    for value, shape in zip(values, shapes, strict=True):
+        for axis, size in enumerate(shape):
+            value = fit(value, axis, size)
+        fitted.append(value)
+    return fitted
 
 
 @define("cond", "control flow")

@@ -5,6 +5,7 @@ Some of JAX's own derivative rules need a constant size: running products, maxim
 computed by a `lax.scan` instead, which is the same function and has a derivative at any size.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax import numpy as jnp
 from jax.extend import core as jex_core
 
 from .. import _compat
+from .._branches import Out, size_switch_p, switch
 from ._context import mentions_dims
 from ._reduce import Identity, highest, lowest, one
 
@@ -40,11 +42,51 @@ def _apply(eqn: Any, args: list[Any]) -> Sequence[Any]:
         jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
         options = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
         return jax.checkpoint(lambda *xs: evaluate(jaxpr, consts, xs), **options)(*args)
+    if eqn.primitive is size_switch_p:
+        return _switch(eqn, args)
     replacement = _replacements.get(name)
     if replacement is not None and mentions_dims(eqn.invars[0].aval.shape):
         return [replacement(eqn, *args)]
     outs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return outs if eqn.primitive.multiple_results else [outs]
+
+
+def _switch(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return a switch between sizes with a derivative: the switch between the derivatives of its pieces."""
+    jaxprs, bounds = eqn.params["jaxprs"], [dict(b) for b in eqn.params["bounds"]]
+    wanted = [i for i, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    given = [i for i, v in enumerate(eqn.outvars) if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+
+    @jax.custom_vjp
+    def call(operands: Sequence[Any]) -> list[Any]:
+        return switch(operands, jaxprs, bounds, eqn.params["outs"])
+
+    def pull_back(jaxpr: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+        def run(*inexact: Any) -> list[Any]:
+            values = list(operands)
+            for i, x in zip(wanted, inexact, strict=True):
+                values[i] = x
+            outs = evaluate(*_compat.open_jaxpr(jaxpr), values)
+            return [outs[i] for i in given]
+
+        return jax.vjp(run, *(operands[i] for i in wanted))[1](list(cotangents))
+
+    def backward(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any]]:
+        num, pieces = len(operands), []
+        for jaxpr in jaxprs:
+            opened, _ = _compat.open_jaxpr(jaxpr)
+            avals = [v.aval for v in opened.invars] + [opened.outvars[i].aval for i in given]
+            run = functools.partial(lambda j, *xs: pull_back(j, xs[:num], xs[num:]), jaxpr)
+            pieces.append(jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)))
+        outs = [Out(operands[i].shape, operands[i].dtype, False) for i in wanted]
+        grads = switch([*operands, *(cotangents[i] for i in given)], pieces, bounds, outs)
+        every: list[Any] = [None] * num
+        for i, grad in zip(wanted, grads, strict=True):
+            every[i] = grad
+        return (every,)
+
+    call.defvjp(lambda operands: (call(operands), operands), backward, **_compat.DEFVJP_OPTIONS)
+    return call(list(operands))
 
 
 def _running(combine: Callable[[Any, Any], Any], identity: Identity) -> Callable[..., Any]:

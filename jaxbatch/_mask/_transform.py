@@ -46,33 +46,47 @@ class Masked:
         return [ctx.shape(aval.shape) for aval in self.program.out_avals]
 
     def __call__(
-        self, lengths: Lengths, sizes: Sizes, leaves: Sequence[Any], consts: Sequence[Any] | None = None
+        self,
+        lengths: Lengths,
+        sizes: Sizes,
+        leaves: Sequence[Any],
+        consts: Sequence[Any] | None = None,
+        floors: Sizes | None = None,
     ) -> list[Any]:
         """Run the program.
+
+        Args:
+          lengths: int32 scalars.
+          sizes: of the bucket.
+          leaves: inputs at those sizes.
+          consts: take the place of the arrays that the function closed over.
+          floors: the smallest lengths that can occur here; pieces of a branch below them are left out.
 
         Raises:
           MaskError: while tracing, when an operation's answer would depend on the padding.
         """
         lengths = {name: jnp.asarray(lengths[name], np.int32) for name in self.program.dims}
         values = [*(self.program.consts if consts is None else consts), *leaves]
-        return self._differentiable(tuple(sizes[name] for name in self.program.dims))(lengths, values)
+        named = {name: sizes[name] for name in self.program.dims}
+        call = self._differentiable(tuple(named.items()), tuple((floors or {}).items()))
+        return call(lengths, values)
 
-    def _run(self, sizes: Sizes, lengths: Lengths, values: Sequence[Any]) -> list[Any]:
+    def _run(self, sizes: Sizes, floors: Sizes, lengths: Lengths, values: Sequence[Any]) -> list[Any]:
         """Interpret the program and put zeros into the padding of its outputs."""
         program = self.program
-        ctx = Context(lengths, sizes, name=program.name)
+        ctx = Context(lengths, sizes, name=program.name, floors=floors)
         outs = ctx.run(program.jaxpr, (), values)
         clean = [_clean(ctx, out, aval) for out, aval in zip(outs, program.out_avals, strict=True)]
         return clean[: self._num_clean] + outs[self._num_clean :]
 
     @functools.cache  # noqa: B019  (a program has few buckets, and they live as long as it does)
-    def _differentiable(self, sizes: tuple[int, ...]) -> Any:
+    def _differentiable(self, sizes: tuple[tuple[str, int], ...], floors: tuple[tuple[str, int], ...]) -> Any:
         """Return the run at fixed sizes as a function with the masked vjp as its differentiation rule."""
-        named = dict(zip(self.program.dims, sizes, strict=True))
+        named, least = dict(sizes), dict(floors)
 
         @jax.custom_vjp
         def call(lengths: Lengths, values: list[Any]) -> list[Any]:
-            return self._run(named, lengths, values)
+            return self._run(named, least, lengths, values)
 
         def forward(lengths: Lengths, values: list[Any]) -> tuple[list[Any], Any]:
             outs, residuals = self._derivative.forward(lengths, named, values)
