@@ -1,8 +1,8 @@
 """Shared arguments as leaves: arrays are traced, everything else is static.
 
-Arrays and Python numbers are arguments of every program, so new values never mean a new program and no
-program holds a copy of them. All other leaves (functions, strings, and booleans, which models branch on)
-are part of what the program is.
+Arrays, and a number that is a whole argument, are arguments of every program, so new values never mean a
+new program and no program holds a copy of them. All other leaves (functions, strings, and numbers inside
+a model, which it may branch on) are part of what the program is.
 """
 
 import dataclasses
@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-_TRACED = (jax.Array, np.ndarray, np.generic, int, float, complex)
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_NUMBERS = (int, float, complex)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +36,9 @@ class Split:
         """Flatten the arguments and sort their leaves."""
         flat = [jax.tree.flatten(arg) for arg in args]
         leaves, trees = [leaf for part, _ in flat for leaf in part], tuple(tree for _, tree in flat)
-        traced = tuple(_is_traced(leaf) for leaf in leaves)
+        traced = tuple(
+            _is_traced(leaf, arg) for arg, (part, _) in zip(args, flat, strict=True) for leaf in part
+        )
         return cls(
             arrays=tuple(leaf for leaf, t in zip(leaves, traced, strict=True) if t),
             static=(trees, traced, tuple(_hashable(x) for x, t in zip(leaves, traced, strict=True) if not t)),
@@ -77,8 +80,9 @@ class _ById:
         return id(self.value)
 
 
-def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, _TRACED) and not isinstance(leaf, bool)
+def _is_traced(leaf: Any, arg: Any) -> bool:
+    number = leaf is arg and isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool)
+    return number or isinstance(leaf, _ARRAYS)
 
 
 def _hashable(leaf: Any) -> Hashable:

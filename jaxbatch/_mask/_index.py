@@ -55,8 +55,8 @@ def _clamp(ctx: Context, start: Any, dim: Dim, size: Dim) -> Any:
     """Return `start` held against true bounds; left alone where the allocated bounds are the true ones."""
     if not _compat.is_symbolic(dim) and not _compat.is_symbolic(size):
         return start
-    limit = lax.convert_element_type(_limit(ctx, dim, size), np.result_type(start))
-    return jnp.clip(start, 0, limit)
+    start = jnp.asarray(start)
+    return jnp.clip(start, 0, lax.convert_element_type(_limit(ctx, dim, size), start.dtype))
 
 
 @define("dynamic_update_slice", "indexing")

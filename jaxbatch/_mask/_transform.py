@@ -65,7 +65,8 @@ class Masked:
         Raises:
           MaskError: while tracing, when an operation's answer would depend on the padding.
         """
-        lengths = {name: jnp.asarray(lengths[name], np.int32) for name in self.program.dims}
+        # An equation, even where it changes nothing: JAX 0.10 lets NumPy values through vmap into constants.
+        lengths = {d: jax.lax.max(jnp.asarray(lengths[d], np.int32), np.int32(1)) for d in self.program.dims}
         values = [*(self.program.consts if consts is None else consts), *leaves]
         named = {name: sizes[name] for name in self.program.dims}
         call = self._differentiable(tuple(named.items()), tuple((floors or {}).items()))
