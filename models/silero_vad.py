@@ -18,6 +18,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from . import onnx_file
+from .torch_weights import lstm_cell
 
 Params = dict[str, Any]
 """Variables for `SileroVad.bind`: `{"params": {...}}`, float32."""
@@ -92,14 +93,11 @@ def _params(tensors: dict[str, np.ndarray]) -> Params:
         kernel, bias = take(f"{name}.weight", *shape), take(f"{name}.bias", shape[0])
         return {"kernel": jnp.asarray(kernel.transpose(2, 1, 0)), "bias": jnp.asarray(bias)}
 
-    # PyTorch stacks the four gates and keeps two biases that are only ever added.
-    inputs = take("decoder.rnn.weight_ih", 512, 128).reshape(4, 128, 128)
-    hidden = take("decoder.rnn.weight_hh", 512, 128).reshape(4, 128, 128)
-    bias = (take("decoder.rnn.bias_ih", 512) + take("decoder.rnn.bias_hh", 512)).reshape(4, 128)
-    lstm = {}
-    for gate, w, u, b in zip("ifgo", inputs, hidden, bias, strict=True):
-        lstm[f"i{gate}"] = {"kernel": jnp.asarray(w.T)}
-        lstm[f"h{gate}"] = {"kernel": jnp.asarray(u.T), "bias": jnp.asarray(b)}
+    lstm = lstm_cell(
+        take("decoder.rnn.weight_ih", 512, 128),
+        take("decoder.rnn.weight_hh", 512, 128),
+        take("decoder.rnn.bias_ih", 512) + take("decoder.rnn.bias_hh", 512),
+    )
     output = conv("decoder.decoder.2", 1, 128, 1)
     return {
         "stft": {"kernel": jnp.asarray(take("stft.forward_basis_buffer", 258, 1, 256).transpose(2, 1, 0))},
