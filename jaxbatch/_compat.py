@@ -147,6 +147,17 @@ _GENERIC = "generic_batching" in inspect.signature(jax.custom_vjp.defvjp).parame
 DEFVJP_OPTIONS: dict[str, Any] = {"generic_batching": True} if _GENERIC else {}
 
 
+def on_device(value: Any) -> Any:
+    """Return a value that is a JAX array, also inside a batched tracer.
+
+    JAX 0.10 lets NumPy arrays through `vmap` as they are, and fails on one that becomes a constant behind two
+    custom differentiation rules ("non-canonical constant").
+    """
+    if isinstance(value, core.Tracer) and isinstance(getattr(value, "val", None), np.ndarray):
+        return jax.lax.optimization_barrier(value)
+    return value
+
+
 class _SymbolicIndex:
     """The operator module, with an `index` that lets symbolic sizes pass."""
 

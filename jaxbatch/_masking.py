@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 from ._errors import SpecError
 from ._grid import Grid
-from ._mask import Masked
+from ._mask import Fill, Masked
 from ._program import symbolic_dims, trace
 from ._spec import ArraySpec, DtypeFamily, Spec, argument_names
 from ._split import Split
@@ -103,6 +103,17 @@ class MaskedFunction:
         shapes = masked.program.out_shapes({dim: lengths[dim] for dim in self.dims})
         return masked.program.out_tree.unflatten(shapes)
 
+    def explain(self) -> "Fills":
+        """Return every fill of the latest trace: what reads the padding, and on which line of the user's.
+
+        Raises:
+          ValueError: the function has not been called yet.
+        """
+        if self._latest is None:
+            raise ValueError(f"mask({self._name}).explain: call the function first (or jax.eval_shape it).")
+        top = {dim: high for dim, (_, high) in self._latest.program.bounds.items()}
+        return Fills(self._latest.fills(top))
+
     def _padded_leaves(self, args: tuple[Any, ...]) -> tuple[list[Any], dict[str, int]]:
         """Return the per-example leaves as arrays, and the padded size of every dim."""
         sizes: dict[str, int] = {}
@@ -144,6 +155,14 @@ class MaskedFunction:
             return self._f(*(next(own) if one else next(shared) for one in self._per_example))
 
         return call
+
+
+class Fills(tuple[Fill, ...]):
+    """The fills of a masked function, in order; prints as one line each."""
+
+    def __str__(self) -> str:
+        needed = sum(fill.needed for fill in self)
+        return "\n".join([f"{needed} fills, {len(self) - needed} more left out:", *map(str, self)])
 
 
 def mask(

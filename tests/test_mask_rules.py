@@ -20,6 +20,14 @@ TABLE = _rng.standard_normal((8, 4)).astype(np.float32)
 IDS = "3:int32"
 
 
+def refilled(x):
+    """Read one value with several fills, so that what is known of its padding must change with them."""
+    top, total = x.max(0), x.sum(0)
+    shifted = x - top
+    again = x.max(0)
+    return jnp.exp(shifted).sum(0) + total + again
+
+
 def attention(w, x):
     return jax.nn.softmax((x @ w) @ (x @ w.T).T / 2, axis=-1) @ x
 
@@ -60,6 +68,11 @@ REDUCTIONS = {
     "booleans": Case(lambda x: (x.any(0), x.all(0), x.sum(0), x.argmax(0)), ["n, 4:bool"]),
     "softmax sum": Case(lambda x: (jax.nn.softmax(x, 0) * x).sum(0)),
     "norms": Case(lambda x: (jnp.linalg.norm(x), x / jnp.linalg.norm(x, axis=1, keepdims=True))),
+    "softmax over both ragged axes": Case(lambda x: jax.nn.softmax(x @ x.T, axis=(0, 1)) @ x),
+    "exp of a shift along another axis": Case(
+        lambda x: jnp.exp(x @ x.T - (x @ x.T).max(1)[None, :]).sum(1) * 1e-3, grad=False
+    ),
+    "maximum, sum, and the shift between them": Case(refilled),
     "custom monoid": Case(lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b, (0,)), grad=False),
 }
 
@@ -140,6 +153,9 @@ INDEXING = {
     ),
     "scatter add": Case(lambda x, i: x.at[i].add(1.5), ["n, 4", IDS], high=9),
     "scatter set": Case(lambda x, i: x.at[i].set(1.5, mode="clip"), ["n, 4", IDS], high=9),
+    "scatter to clamped places": Case(
+        lambda x, i: jnp.zeros((4, 4)).at[i].set(x[0], mode="clip"), ["n, 4", "n:int32"], high=9, grad=False
+    ),
     "scatter max": Case(lambda x, i: x.at[i].max(0.5), ["n, 4", IDS], high=9),
     "scatter multiply": Case(lambda x, i: x.at[i].multiply(2.0), ["n, 4", IDS], grad=False),
     "segment sum": Case(lambda x, i: jax.ops.segment_sum(x, i, num_segments=5), ["n, 4", "n:int32"]),

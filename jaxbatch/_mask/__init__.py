@@ -17,6 +17,7 @@ from . import (  # noqa: F401
     _window,
 )
 from ._context import Context as Context
+from ._context import Fill as Fill
 from ._context import Padded as Padded
 from ._registry import register as register
 from ._registry import rules as rules

@@ -20,6 +20,7 @@ from jax.extend import core as jex_core
 from .. import _compat
 from .._errors import MaskError
 from .._program import Dim, Shape
+from ._knowledge import QUIET, Facts, deduced, token
 from ._registry import lookup
 
 _MAX_ENUMERATED = 1 << 20  # lengths tried when a size formula is not known to grow with its dims
@@ -27,10 +28,15 @@ _MAX_ENUMERATED = 1 << 20  # lengths tried when a size formula is not known to g
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """A padded array and the formula of its true shape."""
+    """A padded array and the formula of its true shape.
+
+    Attributes:
+      var: the variable of the program that it is the value of, if it is one's.
+    """
 
     data: Any
     shape: Shape
+    var: Any = None
 
     @property
     def dtype(self) -> Any:
@@ -45,6 +51,25 @@ class Padded:
         ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Fill:
+    """One fill: which primitive asked for it, along which ragged axes, with what, on the user's line.
+
+    `needed` is False where the padding was known to be harmless, so that nothing was done.
+    """
+
+    primitive: str
+    shape: str
+    axes: tuple[int, ...]
+    value: str
+    line: str
+    needed: bool
+
+    def __str__(self) -> str:
+        done = f"filled with {self.value}" if self.needed else f"already as good as {self.value}"
+        return f"{self.primitive} {self.shape} axes {self.axes}: {done}, {self.line}"
+
+
 class Context:
     """Everything a rule may ask: sizes, lengths, fills, and how to run or refuse an equation.
 
@@ -55,6 +80,7 @@ class Context:
       active: None, or a traced bool that is False where the surrounding loop has already ended for this
         example; data-dependent loops must not start there, since what they would read is padding.
       name: the user's function, for messages.
+      fills: every fill that was asked for, in order.
     """
 
     def __init__(
@@ -71,22 +97,27 @@ class Context:
         self.name = name
         self.floors = floors or {}
         self.active = active
+        self.fills: list[Fill] = []
         self._size = functools.cache(self._compute_size)
+        self._asking = ""  # the primitive whose rule is at work
         self._producers: dict[Any, Any] = {}
         self._line = ""
+        self._env: dict[Any, Any] = {}
+        self._known: dict[Any, Facts] = {}
+        self._left: list[Facts] = []  # what the outputs of the latest run are known to hold
 
     def at(self, lengths: Mapping[str, Any], sizes: Mapping[str, int], active: Any) -> "Context":
         """Return the context of a part that is live only where `active`, at sizes and lengths of its own."""
         both = active if self.active is None else self.active & active
         inner = Context(lengths, sizes, name=self.name, floors=self.floors, active=both)
-        inner._line = self._line
+        inner._line, inner.fills = self._line, self.fills
         return inner
 
     def within(self, active: Any) -> "Context":
         """Return the same context inside a loop or branch that is live only where `active`."""
         both = active if self.active is None else self.active & active
         inner = Context(self.lengths, self.sizes, name=self.name, floors=self.floors, active=both)
-        inner._size, inner._line = self._size, self._line
+        inner._size, inner._line, inner.fills = self._size, self._line, self.fills
         return inner
 
     # --- sizes and lengths ---
@@ -137,10 +168,32 @@ class Context:
                 mask = part if mask is None else mask & part
         return mask
 
-    def fill(self, x: Padded, axes: Sequence[int], value: Any) -> Any:
-        """Return the data with its padding along `axes` replaced by `value`."""
+    def fill(self, x: Padded, axes: Sequence[int], value: Any, *, quiet: bool = False) -> Any:
+        """Return the data with its padding along `axes` replaced by `value`.
+
+        The filled array takes the place of the variable's value, since its padding may hold anything: one
+        fill serves all later readers, and a second one with the same value does nothing.
+
+        Args:
+          quiet: padding that is `QUIET` will do; for sums and contractions over these very axes.
+        """
+        enough = {token(value), QUIET} if quiet else {token(value)}
+        facts = self._known.get(x.var, set())
+        ragged = x.ragged(axes)
+        axes = [a for a in ragged if not any((a, known) in facts for known in enough)]
+        if ragged:
+            shape = f"[{', '.join(map(str, x.shape))}]"
+            note = Fill(self._asking, shape, tuple(ragged), str(value), self._line, bool(axes))
+            self.fills.append(note)
         mask = self.valid(x.shape, axes)
-        return x.data if mask is None else select(mask, x.data, value)
+        if mask is None:
+            return x.data
+        filled = select(mask, x.data, value)
+        if self._env.get(x.var) is x.data:
+            self._env[x.var] = filled
+            kept = {fact for fact in facts if fact[1] == token(value)}  # others no longer hold in the corners
+            self._known[x.var] = kept | {(a, token(value)) for a in axes}
+        return filled
 
     # --- running equations ---
 
@@ -172,23 +225,38 @@ class Context:
             f"Rewrite that line, give it a rule (jb.register), or run such inputs at their exact sizes."
         )
 
-    def run(self, jaxpr: jex_core.Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Interpret a jaxpr on padded arrays and return its padded outputs."""
+        return self._run(jaxpr, consts, args, {})
+
+    def call(self, eqn: Any, jaxpr: Any, consts: Sequence[Any], xs: Sequence[Padded]) -> list[Any]:
+        """Interpret the jaxpr of a call, and carry what is known of paddings in and out."""
+        known = {var: self._known.get(x.var, set()) for var, x in zip(jaxpr.invars, xs, strict=True)}
+        outs = self._run(jaxpr, consts, [x.data for x in xs], known)
+        self._known.update(zip(eqn.outvars, self._left, strict=True))
+        return outs
+
+    def _run(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], known: dict[Any, Facts]
+    ) -> list[Any]:
         env: dict[Any, Any] = {}
 
         def read(atom: Any) -> Padded:
-            data = atom.val if isinstance(atom, jex_core.Literal) else env[atom]
-            return Padded(data, getattr(atom.aval, "shape", ()))
+            if isinstance(atom, jex_core.Literal):
+                return Padded(atom.val, ())
+            return Padded(env[atom], getattr(atom.aval, "shape", ()), atom)
 
         for variables, values in ((jaxpr.constvars, consts), (jaxpr.invars, args)):
             for var, value in zip(variables, values, strict=True):
                 env[var] = value
-        outer = self._producers, self._line
+        outer = self._producers, self._line, self._env, self._known
+        self._env, self._known = env, known
         self._producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         try:
             for eqn in jaxpr.eqns:
                 # JAX caches inner traces, whose lines may be another caller's: the outermost is sure.
                 self._line = outer[1] or _compat.source_line(eqn)
+                self._asking = eqn.primitive.name
                 with _compat.user_context(eqn), eqn.ctx.manager:
                     outs = self._apply(eqn, [read(v) for v in eqn.invars])
                 for var, out in zip(eqn.outvars, outs, strict=True):
@@ -198,8 +266,13 @@ class Context:
                             eqn, f"gives the padded shape {np.shape(out)} where {expected} is allocated."
                         )
                     env[var] = out
+                if facts := deduced(eqn, known, self._producers):
+                    known[eqn.outvars[0]] = facts
+            self._left = [
+                set() if isinstance(v, jex_core.Literal) else known.get(v, set()) for v in jaxpr.outvars
+            ]
         finally:
-            self._producers, self._line = outer
+            self._producers, self._line, self._env, self._known = outer
         return [read(v).data for v in jaxpr.outvars]
 
     def _apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded]) -> Sequence[Any]:

@@ -30,7 +30,7 @@ def arrays(values: Any, variables: Any) -> list[Any]:
 )
 def _call(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     jaxpr = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "call") if key in eqn.params)
-    return ctx.run(*_compat.open_jaxpr(jaxpr), [x.data for x in xs])
+    return ctx.call(eqn, *_compat.open_jaxpr(jaxpr), xs)
 
 
 # --- loops -----------------------------------------------------------------------------------------

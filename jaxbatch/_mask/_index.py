@@ -191,9 +191,11 @@ def _scatter(
         window[axis] = updates.shape[update_axis]
 
     data, columns, partial = x.data, {}, []
+    live = ctx.valid(indices.shape, range(len(indices.shape) - 1))
     for column, axis in enumerate(dims.scatter_dims_to_operand_dims):
         dim, size = x.shape[axis], window[axis]
-        if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
+        clamps = mode == _Mode.CLIP and live is not None  # the mode is about to change
+        if clamps or _compat.is_symbolic(dim) or _compat.is_symbolic(size):
             columns[column] = (_limit(ctx, dim, size), mode)
     for axis, update_axis in zip(window_axes, dims.update_window_dims, strict=True):
         if _compat.is_symbolic(window[axis]) and window[axis] != x.shape[axis]:
@@ -206,7 +208,6 @@ def _scatter(
     new = updates.data if not partial else ctx.fill(updates, partial, identity(updates.dtype))  # pyright: ignore[reportOptionalCall]
 
     index = _bounded(indices.data, columns)
-    live = ctx.valid(indices.shape, range(len(indices.shape) - 1))
     if live is not None:  # updates in the padding of the index array are dropped
         index = _widened(index)
         index = select(live, index, _far(index.dtype))

@@ -49,16 +49,16 @@ def all_ones(dtype: Any) -> Any:
 # --- reductions ------------------------------------------------------------------------------------
 
 
-def defreducer(names: str, identity: Identity) -> None:
+def defreducer(names: str, identity: Identity, *, quiet: bool = False) -> None:
     """Register reductions over `axes` whose padding may hold `identity`."""
 
     def reduce(ctx: Context, eqn: Any, x: Padded) -> Any:
-        return ctx.bind(eqn, ctx.fill(x, eqn.params["axes"], identity(x.dtype)))
+        return ctx.bind(eqn, ctx.fill(x, eqn.params["axes"], identity(x.dtype), quiet=quiet))
 
     define(names, "reduction", identity=identity)(reduce)
 
 
-defreducer("reduce_sum", zero)
+defreducer("reduce_sum", zero, quiet=True)
 defreducer("reduce_prod", one)
 defreducer("reduce_max argmax", lowest)
 defreducer("reduce_min argmin", highest)
@@ -79,7 +79,7 @@ def _reduce(ctx: Context, eqn: Any, *xs: Padded) -> Any:
 @define("dot_general", "contraction", identity=zero)
 def _dot_general(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
     (lhs_axes, rhs_axes), _ = eqn.params["dimension_numbers"]
-    return ctx.bind(eqn, ctx.fill(lhs, lhs_axes, 0), ctx.fill(rhs, rhs_axes, 0))
+    return ctx.bind(eqn, ctx.fill(lhs, lhs_axes, 0, quiet=True), ctx.fill(rhs, rhs_axes, 0, quiet=True))
 
 
 # --- cumulative operations -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from jax import numpy as jnp
 
 from .. import _compat
 from .._program import Program, trace
-from ._context import Context, Padded
+from ._context import Context, Fill, Padded
 from ._primal import evaluate
 
 Lengths = Mapping[str, Any]
@@ -65,12 +65,26 @@ class Masked:
         Raises:
           MaskError: while tracing, when an operation's answer would depend on the padding.
         """
-        # An equation, even where it changes nothing: JAX 0.10 lets NumPy values through vmap into constants.
-        lengths = {d: jax.lax.max(jnp.asarray(lengths[d], np.int32), np.int32(1)) for d in self.program.dims}
-        values = [*(self.program.consts if consts is None else consts), *leaves]
+        lengths = {d: _compat.on_device(jnp.asarray(lengths[d], np.int32)) for d in self.program.dims}
+        given = [*(self.program.consts if consts is None else consts), *leaves]
+        values = [_compat.on_device(value) for value in given]
         named = {name: sizes[name] for name in self.program.dims}
         call = self._differentiable(tuple(named.items()), tuple((floors or {}).items()))
         return call(lengths, values)
+
+    def fills(self, sizes: Sizes) -> list[Fill]:
+        """Return every fill that the program does at these sizes; runs and compiles nothing."""
+        ctxs: list[Context] = []
+
+        def run(lengths: Lengths, values: Sequence[Any]) -> None:
+            ctxs.append(Context(lengths, sizes, name=self.program.name))
+            ctxs[-1].run(self.program.jaxpr, (), values)
+
+        shape = Context({}, sizes).shape
+        avals = [v.aval for v in self.program.jaxpr.invars]
+        structs = [jax.ShapeDtypeStruct(shape(a.shape), a.dtype, weak_type=a.weak_type) for a in avals]
+        jax.eval_shape(run, {d: jax.ShapeDtypeStruct((), np.int32) for d in self.program.dims}, structs)
+        return ctxs[-1].fills
 
     def _run(self, sizes: Sizes, floors: Sizes, lengths: Lengths, values: Sequence[Any]) -> list[Any]:
         """Interpret the program and put zeros into the padding of its outputs."""
