@@ -19,11 +19,12 @@ from ._calls import Call, Policy, bound_dims
 from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
 from ._executables import Key, KeyTakenError
+from ._functions import function_name, function_of
 from ._grid import Grid
 from ._pipeline import Window
 from ._plan import plan
 from ._shared import Shared
-from ._spec import Spec, argument_names
+from ._spec import argument_names
 from ._statistics import Explanation, Statistics, explain
 from ._traced import Function
 
@@ -298,6 +299,8 @@ def batched(
     on_unmaskable: Literal["error", "exact"] = "error",
     frozen: bool = False,
     key: Hashable = None,
+    per_example: bool = True,
+    mask_arg: str | None = None,
 ) -> Batched:
     """Turn a function of one example at its exact size into one of many examples of many sizes.
 
@@ -316,6 +319,15 @@ def batched(
       frozen: raise `CompileMissError` instead of compiling in a call; `warm_up` may still compile.
       key: a name under which functions share their programs in the whole process, for closures that are made
         anew; their traces must be the same. Arrays that they close over may differ.
+      per_example: False for a function that is written for padded batches and masks itself, such as a model
+        with an attention mask. `spec`, and what a caller passes and gets, are the same; but `f` is called
+        with per-example arguments [rows, ...], padded with zeros at the end of each ragged axis. Where its
+        signature names them, it also gets, by keyword, `lengths`, a dict of int32 [rows] by ragged dim, and
+        `mask`, a dict of bool [rows, size] by ragged dim, True where an element is valid. Rows that only fill
+        a batch up repeat its first one; `mask["rows"]`, bool [rows], is False there, for functions that look
+        across rows. Every output needs a leading axis of rows, and its valid part first on every other axis.
+      mask_arg: the parameter of `f` that gets the masks, if it is not called `mask`. With one ragged dim it
+        gets the array bool [rows, size] itself, as models with an `attention_mask` take it.
 
     Returns:
       A `Batched`: call it with the arguments of `f`, a list of examples in the place of each one.
@@ -331,45 +343,20 @@ def batched(
       >>> [y.tolist() for y in run([np.ones(2), np.ones(4), [8.0]])]
       [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25], [1.0]]
     """
-    axes = tuple(in_axes) if isinstance(in_axes, Sequence) else None
-    names = argument_names(f, None if axes is None else len(axes))
-    axes = (in_axes,) * len(names) if axes is None else axes
-    where = f"jaxbatch.batched({_name(f)})"
-    if any(axis is not None and (isinstance(axis, bool) or axis != 0) for axis in axes) or 0 not in axes:
-        raise ValueError(
-            f"{where}: in_axes={in_axes}; use 0 for one value per example (at least once), None for shared."
-        )
+    where = f"jaxbatch.batched({function_name(f)})"
     for option, value in {"oversize": oversize, "on_unmaskable": on_unmaskable}.items():
         if value not in ("error", "exact"):
             raise ValueError(f"{where}: {option}={value!r}; use 'error' or 'exact'.")
-    per_example = tuple(axis == 0 for axis in axes)
+    if per_example and mask_arg is not None:
+        raise ValueError(f"{where}: mask_arg={mask_arg!r} is for functions that mask themselves.")
     try:
-        example = _spec(f, spec, per_example, names)
-        if unknown := [dim for dim in (grid.dims if grid else ()) if dim not in example.dims]:
-            raise SpecError(
-                f"the grid has dim `{unknown[0]}`, but the spec has {', '.join(example.dims) or 'none'}."
-            )
+        function = function_of(f, in_axes, spec, grid, mask_arg, masks_itself=not per_example)
     except SpecError as error:
         raise error.with_context(where) from error.__cause__
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if key is None:
         _closures.warn_if_made_anew(f, stacklevel=2)
-    function = Function(f, example, per_example, _name(f))
     run = Batched(function, grid, oversize=oversize, on_unmaskable=on_unmaskable, frozen=frozen, key=key)
     run._trace_early()
     return run
-
-
-def _spec(f: Callable[..., Any], spec: Any, per_example: tuple[bool, ...], names: Sequence[str]) -> Spec:
-    if spec is None:
-        return Spec.from_annotations(f, per_example)
-    own = tuple(name for name, one in zip(names, per_example, strict=True) if one)
-    trees = (spec,) if len(own) == 1 else spec
-    if not isinstance(trees, tuple) or len(trees) != len(own):
-        raise SpecError(f"spec must be a tuple with one entry for each of {', '.join(own)}; got {spec!r}.")
-    return Spec.from_trees(trees, own)
-
-
-def _name(f: Any) -> str:
-    while isinstance(f, functools.partial):
-        f = f.func
-    return getattr(f, "__name__", type(f).__name__)

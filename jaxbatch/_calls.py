@@ -152,7 +152,7 @@ class Call:
             lengths = dict(zip(self._engine.dims, own, strict=True))
             try:
                 traced = self._engine.exact(self.shared, dtypes, {**self.fixed, **lengths})
-            except KeyTakenError:
+            except (MaskError, KeyTakenError):
                 raise
             except Exception as error:
                 error.add_note(

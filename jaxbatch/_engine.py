@@ -15,9 +15,10 @@ from ._executables import Executables, Leaf, Signature, SingleFlight, store_for
 from ._grid import Bucket, Grid
 from ._shared import Shared
 from ._statistics import Recorder
-from ._traced import Function, Traced, exact, padded
+from ._traced import Function, Ladders, Traced
 
-_UNBOUNDED = 2**30  # the limit of a trace whose grid is inferred: growing must not mean tracing again
+# The sizes of a trace whose grid is inferred, since growing must not mean tracing again.
+_ALL_SIZES = tuple(2**k for k in range(31))
 
 
 class Engine:
@@ -92,8 +93,8 @@ class Engine:
             for leaf in spec.leaves
         ]
         examples = tuple(map(Leaf, spec.paths, shapes, dtypes))
-        per_example, bounds = self.function.per_example, tuple(self._bounds().items())
-        static = (shared.split.static, spec.treedef, per_example, bounds, _compat.trace_context())
+        per_example, ladders = self.function.per_example, tuple(self._ladders().items())
+        static = (shared.split.static, spec.treedef, per_example, ladders, _compat.trace_context())
         return Signature(examples, shared.signature, static)
 
     def padded(self, shared: Shared, dtypes: Sequence[np.dtype], fixed: Mapping[str, int]) -> Traced | None:
@@ -107,10 +108,12 @@ class Engine:
         signature = self.signature(shared, dtypes, fixed)
 
         def make() -> Traced:
-            traced = padded(self.function, shared, signature, self._bounds(), fixed)
+            traced = self.function.padded(shared, signature, self._ladders(), fixed)
             # Some refusals depend on the size; what the largest bucket allows, all allow.
-            largest = self._grid.limits if self._grid else {}
-            jax.eval_shape(traced.rows(largest), *traced.avals(Bucket(rows=1, **largest)))
+            assert self._grid is not None
+            limits = self._grid.limits
+            largest = Bucket(rows=self._grid.rows_for(limits)[0], **limits)
+            jax.eval_shape(traced.run(largest), *traced.avals(largest))
             return self._registered(traced)
 
         try:
@@ -129,13 +132,15 @@ class Engine:
     def exact(self, shared: Shared, dtypes: Sequence[np.dtype], lengths: Mapping[str, int]) -> Traced:
         """Return the trace at one example's own sizes, ragged and fixed; it raises what `f` raises."""
         signature = self.signature(shared, dtypes, lengths)
-        make = lambda: self._registered(exact(self.function, shared, signature, lengths))  # noqa: E731
+        make = lambda: self._registered(  # noqa: E731
+            self.function.exact(shared, signature, self._ladders(), lengths)
+        )
         return self._traces.get(signature, make)[0]
 
-    def _bounds(self) -> dict[str, tuple[int, int]]:
+    def _ladders(self) -> Ladders:
         if self._inferred or self._grid is None:
-            return {dim: (1, _UNBOUNDED) for dim in self.dims}
-        return self._grid.bounds
+            return {**dict.fromkeys(self.dims, _ALL_SIZES), "rows": (1, 64)}
+        return {**self._grid.sizes, "rows": self._grid.rows}
 
     def _registered(self, traced: Traced) -> Traced:
         """Compare with what other functions under the same user's key traced, and note what will compile."""

@@ -92,7 +92,9 @@ class Case:
     def _unpadded(self, checked: Checked) -> Any:
         """Return what the function gives for one example, or what it raises."""
         try:
-            return self._call(self._function.f, self._shared, [jnp.asarray(leaf) for leaf in checked.leaves])
+            return self._call(
+                self._function.alone, self._shared, [jnp.asarray(leaf) for leaf in checked.leaves]
+            )
         except Exception as error:
             return error
 

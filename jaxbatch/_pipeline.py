@@ -96,10 +96,10 @@ class Pipeline:
                 work.traced.key(work.bucket), lambda: work.traced.build(work.bucket), frozen=self._frozen
             )
             begin = time.perf_counter()  # compile time is counted by the executables
-            shapes = work.traced.shapes(work.bucket.sizes)
-            lengths = work.lengths[:, : len(work.traced.dims)]  # an exact program has no dims, and gets none
-            arrays, residuals = pad_and_stack(work.examples, lengths, shapes, work.bucket["rows"])
-            outputs = program(residuals.lengths, work.traced.consts, self._shared, arrays)
+            traced, bucket = work.traced, work.bucket
+            lengths = work.lengths[:, : len(traced.dims)]  # a program for exact sizes may need none
+            arrays, residuals = pad_and_stack(work.examples, lengths, traced.shapes(bucket), bucket["rows"])
+            outputs = program(traced.counts(residuals), traced.consts(bucket), self._shared, arrays)
             for output in outputs:
                 output.copy_to_host_async()
         except (MaskError, CompileMissError):
@@ -118,17 +118,17 @@ class Pipeline:
 
     def _fetch(self) -> None:
         flight = self._flights.popleft()
-        begin, work, tree = time.perf_counter(), flight.work, flight.work.traced.program.out_tree
+        begin, work, tree = time.perf_counter(), flight.work, flight.work.traced.out_tree
         try:
             arrays = [np.asarray(output) for output in flight.outputs]
         except Exception as error:
             self._fail(work, error)
             return
-        rows = unstack(arrays, flight.residuals, work.traced.out_shapes(flight.residuals.lengths))
+        rows = unstack(arrays, flight.residuals, work.traced.out_shapes(flight.residuals))
         for index, leaves in zip(work.indices, rows, strict=True):
             work.window.settle(index, tree.unflatten(leaves))
         seconds = flight.seconds + time.perf_counter() - begin
-        self._recorder.add(work.bucket, work.lengths, exact=work.traced.masked is None, seconds=seconds)
+        self._recorder.add(work.bucket, work.lengths, exact=work.traced.is_exact, seconds=seconds)
 
     def _fail(self, work: Work, error: Exception) -> None:
         self._on_failure(error)

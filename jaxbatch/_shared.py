@@ -54,6 +54,11 @@ class Shared:
             signature = _described[kind] = tuple(map(_leaf, _paths(args, names, split), arrays, placed))
         return cls(arrays, signature, split)
 
+    def abstract(self) -> "Shared":
+        """Return the same with shapes and dtypes in the place of the arrays, to be kept without them."""
+        split = dataclasses.replace(self.split, arrays=())
+        return dataclasses.replace(self, arrays=tuple(self.avals()), split=split)
+
     def avals(self, *, placed: bool = False) -> list[jax.ShapeDtypeStruct]:
         """Return shape and dtype of each of `arrays`; with `placed`, also where committed ones are."""
         return [

@@ -1,13 +1,16 @@
 """The user's function, traced for one kind of example and made ready to compile for any bucket.
 
-Two forms with one face: `padded` is traced once at symbolic sizes and serves every bucket; `exact` is traced
-at one example's own sizes, for those that no bucket can serve. Weights and closed-over arrays are arguments
-of both, so a compiled program holds no copy of them.
+`Traced` is the face that the rest of the library sees. `PerExample` stands behind it for functions of one
+example, in two forms: traced once at symbolic sizes, masked, for every bucket; and traced at one example's
+own sizes, for those that no bucket can serve. (`_self_masking` has the third.) Weights and closed-over
+arrays are arguments of all, so a compiled program holds no copy of them.
 """
 
+import abc
 import dataclasses
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,17 +19,24 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
+from ._batch import Residuals
 from ._executables import Key, Signature, compile_program
 from ._grid import Bucket
 from ._mask import Masked
-from ._program import Bounds, Program, evaluate_shape, symbolic_dims, trace
+from ._program import Program, evaluate_shape, symbolic_dims, trace
 from ._shared import Shared
 from ._spec import Spec
+
+Ladders = Mapping[str, Sequence[int]]
+"""The padded sizes of each ragged dim, and the numbers of rows under "rows", ascending."""
+
+
+# --- functions -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of shared and per-example arguments.
+    """A function of shared and per-example arguments, written for one example at its exact size.
 
     Attributes:
       f: the user's function.
@@ -39,135 +49,203 @@ class Function:
     per_example: tuple[bool, ...]
     name: str
 
-    def flat(self, shared: Shared) -> Callable[..., Any]:
-        """Return the same function of array leaves: those of `shared`, then those of one example."""
+    def arguments(self, shared: Shared, leaves: Sequence[Any]) -> list[Any]:
+        """Return what `f` is called with, from array leaves: those of `shared`, then those of the example."""
+        num = len(shared.arrays)
+        rest = iter(shared.split.rebuild(leaves[:num]))
+        own = iter(self.spec.treedef.unflatten(leaves[num:]))
+        return [next(own) if one else next(rest) for one in self.per_example]
 
-        def call(*leaves: Any) -> Any:
-            num = len(shared.arrays)
-            rest = iter(shared.split.rebuild(leaves[:num]))
-            example = iter(self.spec.treedef.unflatten(leaves[num:]))
-            return self.f(*(next(example) if one else next(rest) for one in self.per_example))
+    def alone(self, *args: Any) -> Any:
+        """Return what `f` gives for one example, unpadded and without any other: what batching must give."""
+        return self.f(*args)
 
-        return call
+    def padded(
+        self, shared: Shared, signature: Signature, ladders: Ladders, fixed: Mapping[str, int]
+    ) -> "Traced":
+        """Trace the function for all buckets.
+
+        Raises:
+          MaskError: it cannot be padded.
+        """
+        bounds = {dim: (1, sizes[-1]) for dim, sizes in ladders.items() if dim != "rows"}
+        program = self._trace(shared, signature, {**symbolic_dims(bounds), **fixed}, bounds)
+        own = shared.abstract()
+        return PerExample(self.name, signature, tuple(bounds), False, own, program, Masked(program), ladders)
+
+    def exact(
+        self, shared: Shared, signature: Signature, ladders: Ladders, sizes: Mapping[str, int]
+    ) -> "Traced":
+        """Trace the function at one example's sizes; what it raises there is the example's own error."""
+        program = self._trace(shared, signature, sizes, {})
+        return PerExample(self.name, signature, (), True, shared.abstract(), program, None, ladders)
+
+    def _trace(
+        self, shared: Shared, signature: Signature, dims: Mapping[str, Any], bounds: Mapping
+    ) -> Program:
+        leaves = [*shared.avals(), *example_avals(self.spec, signature, dims)]
+        flat = lambda *leaves: self.f(*self.arguments(shared, leaves))  # noqa: E731
+        return trace(flat, leaves, bounds, name=self.name)
+
+
+def example_avals(
+    spec: Spec, signature: Signature, sizes: Mapping[str, Any], *rows: Any
+) -> list[jax.ShapeDtypeStruct]:
+    """Return shape and dtype of the leaves of an example, or with `rows` of a batch, at these sizes."""
+    pairs = zip(spec.shapes(sizes), signature.examples, strict=True)
+    return [jax.ShapeDtypeStruct((*rows, *shape), leaf.dtype) for shape, leaf in pairs]
+
+
+# --- their traces ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Traced:
+class Traced(abc.ABC):
     """A function traced for one signature.
 
+    A program of it takes `(counts, consts, shared, examples)` and returns the output leaves, padded.
+
     Attributes:
-      program: at symbolic sizes, or at exact ones if `masked` is None.
-      shared_avals: shape, dtype and place of the shared leaves.
+      dims: the ragged dims whose lengths it is told, in the order of the columns of lengths.
+      is_exact: whether it is for one example's own sizes, and no bucket of the grid.
+      shared: the shared arguments without their values, which a trace must not keep alive.
     """
 
+    name: str
     signature: Signature
-    program: Program
-    masked: Masked | None
-    shared_avals: tuple[jax.ShapeDtypeStruct, ...]
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """The ragged dims, in the order of the columns of lengths."""
-        return self.program.dims
+    dims: tuple[str, ...]
+    is_exact: bool
+    shared: Shared
 
     def key(self, bucket: Bucket) -> Key:
         """Return the key of the program for a bucket that has rows."""
-        return Key(self.signature, tuple(bucket.items()), exact=self.masked is None)
-
-    def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """Return the shape of each leaf of an example in a bucket of these sizes."""
-        avals = self.program.in_avals[len(self.shared_avals) :]
-        return [_shape(aval.shape, sizes) for aval in avals]
-
-    def out_shapes(self, lengths: np.ndarray) -> tuple[tuple[Any, ...], ...]:
-        """Return the valid shape of each output leaf; entries are ints, or arrays of one int per row."""
-        return self.program.out_shapes(dict(zip(self.dims, lengths.astype(np.int64).T, strict=True)))
+        return Key(self.signature, tuple(bucket.items()), exact=self.is_exact)
 
     def build(self, bucket: Bucket) -> jax.stages.Compiled:
-        """Compile the program `(lengths [rows, dims], consts, shared, examples) -> outputs` for a bucket."""
-        run = self.rows(bucket.sizes)
-        run.__name__ = re.sub(r"\W", "_", self.program.name)  # what JAX's own logs call it
+        """Compile the program for a bucket."""
+        run = self.run(bucket)
+        run.__name__ = re.sub(r"\W", "_", self.name)  # what JAX's own logs call it
         return compile_program(run, *self.avals(bucket))
 
     def avals(self, bucket: Bucket) -> tuple[Any, ...]:
         """Return shapes and dtypes of a program's arguments."""
         rows = bucket["rows"]
-        inputs = zip(self.shapes(bucket.sizes), self.signature.examples, strict=True)
-        examples = [jax.ShapeDtypeStruct((rows, *shape), leaf.dtype) for shape, leaf in inputs]
+        counts = self.counts(Residuals(rows, np.zeros((rows, len(self.dims)), np.int32)))
         consts = [
             jax.ShapeDtypeStruct(c.shape, c.dtype, sharding=c.sharding if c.committed else None)
-            for c in self.consts
+            for c in self.consts(bucket)
         ]
-        lengths = jax.ShapeDtypeStruct((rows, len(self.dims)), np.int32)
-        return lengths, consts, list(self.shared_avals), examples
+        examples = [
+            jax.ShapeDtypeStruct((rows, *shape), leaf.dtype)
+            for shape, leaf in zip(self.shapes(bucket), self.signature.examples, strict=True)
+        ]
+        return jax.tree.map(jax.typeof, counts), consts, self.shared.avals(placed=True), examples
 
-    def rows(self, sizes: Mapping[str, int]) -> Callable[..., Any]:
-        """Return the function of a whole batch at these sizes: a plain `vmap` over its rows."""
+    def counts(self, residuals: Residuals) -> Any:
+        """Return what a program is told about a batch: by default int32 lengths [rows, len(dims)]."""
+        return residuals.lengths
+
+    @property
+    @abc.abstractmethod
+    def out_tree(self) -> Any:
+        """The structure of one example's result."""
+
+    @property
+    @abc.abstractmethod
+    def text(self) -> str:
+        """The traced function in words, closed-over arrays apart: equal text and signature, equal program."""
+
+    @abc.abstractmethod
+    def run(self, bucket: Bucket) -> Callable[..., Any]:
+        """Return the function that a program is compiled from."""
+
+    @abc.abstractmethod
+    def consts(self, bucket: Bucket) -> list[jax.Array]:
+        """Return the arrays that the function closed over, on the device."""
+
+    @abc.abstractmethod
+    def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """Return the shape of each leaf of an example in a bucket of these sizes."""
+
+    @abc.abstractmethod
+    def out_shapes(self, residuals: Residuals) -> Sequence[tuple[Any, ...]]:
+        """Return the valid shape of each output leaf; entries are ints, or arrays of one int per row."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PerExample(Traced):
+    """A function of one example, batched by a plain `vmap`.
+
+    Attributes:
+      program: at symbolic sizes, or at exact ones if `masked` is None.
+    """
+
+    program: Program
+    masked: Masked | None
+    ladders: Ladders
+
+    @property
+    def out_tree(self) -> Any:  # noqa: D102
+        return self.program.out_tree
+
+    @functools.cached_property
+    def text(self) -> str:  # noqa: D102
+        return program_text(self.program)
+
+    def run(self, bucket: Bucket) -> Callable[..., Any]:  # noqa: D102
+        sizes, floors = {}, {}
+        for dim in self.dims:
+            sizes[dim] = size = bucket[dim]
+            # The planner takes the smallest size that holds an example.
+            floors[dim] = 1 + next((s for s, t in itertools.pairwise(self.ladders[dim]) if t == size), 0)
+
+        def one(length: Any, leaves: Any, consts: Any, shared: Any) -> Any:
+            if self.masked is None:
+                return evaluate(self.program, consts, [*shared, *leaves])
+            named = {dim: length[i] for i, dim in enumerate(self.dims)}
+            return self.masked(named, sizes, [*shared, *leaves], consts=consts, floors=floors)
 
         def run(lengths: Any, consts: Any, shared: Any, examples: Any) -> Any:
-            def one(length: Any, leaves: Any) -> Any:
-                if self.masked is None:
-                    return _evaluate(self.program, consts, [*shared, *leaves])
-                named = {dim: length[i] for i, dim in enumerate(self.dims)}
-                return self.masked(named, sizes, [*shared, *leaves], consts=consts)
-
+            row = functools.partial(one, consts=consts, shared=shared)
             try:
-                return jax.vmap(one)(lengths, examples)
+                return jax.vmap(row)(lengths, examples)
             except NotImplementedError:
                 if self.masked is not None:
                     raise
                 # An operation that cannot be batched can still run row by row at the exact size.
-                return jax.lax.map(lambda row: one(*row), (lengths, examples))
+                return jax.lax.map(lambda each: row(*each), (lengths, examples))
 
         return run
 
+    def consts(self, bucket: Bucket) -> list[jax.Array]:  # noqa: D102
+        return self._consts
+
     @functools.cached_property
-    def consts(self) -> list[jax.Array]:
-        """The arrays that the function closed over, on the device."""
+    def _consts(self) -> list[jax.Array]:
         return [jax.device_put(const) for const in self.program.consts]
 
-    @functools.cached_property
-    def text(self) -> str:
-        """The traced function in words, closed-over arrays apart: equal text and signature, equal program."""
-        jaxpr = re.sub(r" at 0x[0-9a-f]+", "", str(self.program.jaxpr))
-        return "\n".join([jaxpr, *_digests(self.program.jaxpr)])
+    def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:  # noqa: D102
+        avals = self.program.in_avals[len(self.shared.arrays) :]
+        return [tuple(int(size) for size in evaluate_shape(aval.shape, sizes)) for aval in avals]
+
+    def out_shapes(self, residuals: Residuals) -> Sequence[tuple[Any, ...]]:  # noqa: D102
+        return self.program.out_shapes(named_lengths(self.dims, residuals))
 
 
-def padded(
-    function: Function, shared: Shared, signature: Signature, bounds: Bounds, fixed: Mapping[str, int]
-) -> Traced:
-    """Trace the function at symbolic sizes.
-
-    Raises:
-      MaskError: one program cannot stand for all sizes.
-    """
-    program = _trace(function, shared, signature, {**symbolic_dims(bounds), **fixed}, bounds)
-    return Traced(signature, program, Masked(program), tuple(shared.avals(placed=True)))
+def named_lengths(dims: Sequence[str], residuals: Residuals) -> dict[str, np.ndarray]:
+    """Return the lengths of all rows by dim."""
+    return dict(zip(dims, residuals.lengths.astype(np.int64).T, strict=True))
 
 
-def exact(function: Function, shared: Shared, signature: Signature, lengths: Mapping[str, int]) -> Traced:
-    """Trace the function at one example's sizes; what it raises there is the example's own error."""
-    program = _trace(function, shared, signature, lengths, {})
-    return Traced(signature, program, None, tuple(shared.avals(placed=True)))
+def evaluate(program: Program, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+    """Run a program that was traced at concrete sizes."""
+    return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, []))(*consts, *leaves)
 
 
-def _trace(
-    function: Function, shared: Shared, signature: Signature, dims: Mapping[str, Any], bounds: Bounds
-) -> Program:
-    shapes = function.spec.shapes(dims)
-    leaves = [
-        jax.ShapeDtypeStruct(shape, leaf.dtype)
-        for shape, leaf in zip(shapes, signature.examples, strict=True)
-    ]
-    return trace(function.flat(shared), [*shared.avals(), *leaves], bounds, name=function.name)
-
-
-def _shape(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(int(size) for size in evaluate_shape(tuple(shape), sizes))
-
-
-def _evaluate(program: Program, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-    return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, list(consts)))(*leaves)
+def program_text(program: Program) -> str:
+    """Return a program in words, with a digest of each array that an inner function closed over."""
+    jaxpr = re.sub(r" at 0x[0-9a-f]+", "", str(program.jaxpr))
+    return "\n".join([jaxpr, *_digests(program.jaxpr)])
 
 
 def _digests(jaxpr: Any) -> list[str]:

@@ -499,8 +499,34 @@ def test_arrays_that_a_function_closes_over_are_arguments_too():
     assert_close(got, table[[1, 5, 999]].sum(0))
     traced = run._engine.padded(run._shared([]), (np.dtype("int32"),), {})
     assert traced is not None
-    text = jax.jit(traced.rows({"n": 4})).lower(*traced.avals(jb.Bucket(n=4, rows=1))).as_text()
+    bucket = jb.Bucket(n=4, rows=1)
+    text = jax.jit(traced.run(bucket)).lower(*traced.avals(bucket)).as_text()
     assert len(text) < 100_000  # the table alone would take 800,000 characters
+
+
+def test_a_program_for_an_exact_size_takes_closed_over_arrays_too():
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), np.float32)
+    run = jb.batched(lambda ids: table[ids].sum(0), spec=jb.spec("n", "int32"), grid=GRID, oversize="exact")
+    for got, ids in zip(run([np.arange(0), np.arange(200) % 100]), (slice(0), slice(None)), strict=True):
+        assert_close(got, np.asarray(table)[ids].sum(0) * (2 if ids.stop is None else 1))
+
+
+def test_a_bucket_holds_only_the_branch_that_its_examples_take():
+    def f(x: Float[Array, "n"]):
+        return jnp.sin(x) if x.shape[0] <= 8 else jnp.cos(x)
+
+    run = jb.batched(f, grid=jb.Grid(n=[8, 16], rows=1), key="branches")
+    traced = run._engine.padded(run._shared([]), (np.dtype("float32"),), {})
+    assert traced is not None
+    for size, there, absent in ((8, "sine", "cosine"), (16, "cosine", "sine")):
+        bucket = jb.Bucket(n=size, rows=1)
+        text = jax.jit(traced.run(bucket)).lower(*traced.avals(bucket)).as_text()
+        assert f"stablehlo.{there} " in text and f"stablehlo.{absent} " not in text
+    xs = examples(3, 12)
+    assert_close(run(xs), [np.sin(xs[0]), np.cos(xs[1])])
+    # In a grid without the smaller size the larger bucket holds short examples, so it is another program.
+    other = jb.batched(f, grid=jb.Grid(n=16, rows=1), key="branches")
+    assert_close(other(xs), [np.sin(xs[0]), np.cos(xs[1])])
 
 
 def test_fresh_closures_share_programs_under_a_key_and_see_their_own_arrays(count_compiles):
