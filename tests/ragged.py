@@ -3,6 +3,7 @@
 Inputs are NumPy and the oracle is jitted, since every eager operation compiles once for each shape.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,9 +74,10 @@ def assert_exact(
     grid: jb.Grid = GRID,
     poisons: Sequence[float] = POISONS,
     bound: float | None = None,
+    expected: Sequence[Any] | None = None,
 ) -> jb.Batched:
     """Check that batching `f` gives what `f` does on each example, bit for bit alike under all poisons."""
-    expected = unpadded(f, *args, in_axes=in_axes)
+    expected = unpadded(f, *args, in_axes=in_axes) if expected is None else expected
     run = jb.batched(f, in_axes, spec=spec, grid=grid)
     first: list[Any] = []
     for poison in poisons:
@@ -85,9 +87,15 @@ def assert_exact(
             where = f"example {i}, {poison} in the padding:"
             assert_close(each, want, where, bound)
             if first and not isinstance(want, Exception):
-                jax.tree.map(lambda a, b, w=where: np.testing.assert_array_equal(a, b, w), each, first[i])
+                jax.tree.map(functools.partial(_assert_same_bits, where), each, first[i])
         first = first or got
     return run
+
+
+def _assert_same_bits(where: str, a: np.ndarray, b: np.ndarray) -> None:
+    if jnp.issubdtype(a.dtype, jnp.inexact):  # all NaN are one; NumPy does not know those of bfloat16
+        a, b = a.astype(np.float64), b.astype(np.float64)
+    np.testing.assert_array_equal(a, b, where)
 
 
 def assert_exact_or_refused(f: Callable[..., Any], *args: Any, match: str, **options: Any) -> None:
@@ -100,3 +108,55 @@ def assert_exact_or_refused(f: Callable[..., Any], *args: Any, match: str, **opt
         return
     for part in (match, ".py:"):
         assert part in message, f"the refusal does not say {part!r}: {message}"
+
+
+def assert_exact_gradients(
+    loss: Callable[..., Any],
+    *args: Any,
+    argnums: tuple[int, ...],
+    in_axes: int | tuple = 0,
+    spec: Any = None,
+    size: int = 24,
+    poisons: Sequence[float] = POISONS,
+) -> None:
+    """Check the gradients of `loss`, a scalar, in both orders: grad(mask(loss)) and mask(grad(loss)).
+
+    All examples run under all poisons in one batch, padded along their leading axis. Gradients of shared
+    arguments are summed over the examples; those of padding must be exactly 0.
+    """
+    axes = (in_axes,) * len(args) if isinstance(in_axes, int) else in_axes
+    want = unpadded(jax.grad(loss, argnums), *args, in_axes=axes)
+    own = [arg for arg, axis in zip(args, axes, strict=True) if axis == 0]
+    num, turns = len(own[0]), len(poisons)
+    (dim,) = jb.mask(loss, axes, spec=spec).dims
+    lengths = {dim: np.repeat(np.array([len(x) for x in own[0]], np.int32), turns)}
+    rows = [
+        arg if axis is None else np.stack([_pad(x, size, p) for x in arg for p in poisons])
+        for arg, axis in zip(args, axes, strict=True)
+    ]
+    masked = jax.vmap(jb.mask(loss, axes, spec=spec), (0, *axes))
+    outer = jax.jit(jax.grad(lambda *args: masked(lengths, *args).sum(), argnums))(*rows)
+    inner = jax.jit(jax.vmap(jb.mask(jax.grad(loss, argnums), axes, spec=spec), (0, *axes)))(lengths, *rows)
+    for order, found in (("grad(mask(f))", outer), ("mask(grad(f))", inner)):
+        for k, argnum in enumerate(argnums):
+            got = jax.tree.map(np.asarray, found[k])
+            wants = [each[k] for each in want]
+            if axes[argnum] is None:
+                if order == "mask(grad(f))":
+                    got = jax.tree.map(lambda g: g.sum(0), got)
+                total = jax.tree.map(lambda *each: turns * np.sum(each, axis=0), *wants)
+                assert_close(got, total, f"{order}, shared argument {argnum}")
+                continue
+            for i, poison in ((i, p) for i in range(num) for p in range(turns)):
+                where, row = (
+                    f"{order}, example {i}, {poisons[poison]} in the padding",
+                    got[i * turns + poison],
+                )
+                assert_close(row[: len(wants[i])], wants[i], where)
+                assert not row[len(wants[i]) :].any(), f"{where}: its gradient is not 0"
+
+
+def _pad(x: np.ndarray, size: int, poison: float) -> np.ndarray:
+    out = np.full((size, *x.shape[1:]), poison > 0 if x.dtype == np.bool_ else poison, x.dtype)
+    out[: len(x)] = x
+    return out
