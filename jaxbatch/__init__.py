@@ -14,6 +14,8 @@ from ._errors import QueueFullError as QueueFullError
 from ._errors import SpecError as SpecError
 from ._grid import Bucket as Bucket
 from ._grid import Grid as Grid
+from ._mask import CustomPadding as CustomPadding
+from ._mask import custom_padding as custom_padding
 from ._mask import register as register
 from ._masking import MaskedFunction as MaskedFunction
 from ._masking import mask as mask

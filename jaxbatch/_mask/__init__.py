@@ -6,6 +6,7 @@ Reading order: `_registry` (what a rule is), `_context` (how a jaxpr is interpre
 
 from . import (  # noqa: F401
     _control,
+    _custom,
     _elementwise,
     _index,
     _layout,
@@ -19,6 +20,8 @@ from . import (  # noqa: F401
 from ._context import Context as Context
 from ._context import Fill as Fill
 from ._context import Padded as Padded
+from ._custom import CustomPadding as CustomPadding
+from ._custom import custom_padding as custom_padding
 from ._registry import register as register
 from ._registry import rules as rules
 from ._transform import Masked as Masked
