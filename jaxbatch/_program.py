@@ -16,6 +16,7 @@ from jax.extend import core as jex_core
 
 from . import _branches, _compat
 from ._branches import SizeTestError
+from ._closed_over import hoist
 from ._errors import MaskError
 
 Dim = Any  # an int, or a symbolic dimension such as 2*n + 1
@@ -144,9 +145,10 @@ def _trace_once(
             f"{name}: {_user_line(error)}an operation needs a constant size. {type(error).__name__}: "
             f"{first} Rewrite that line, or run such inputs at their exact sizes."
         ) from error
+    jaxpr, consts = hoist(closed)
     return Program(
-        jaxpr=_compat.consts_as_inputs(closed),
-        consts=tuple(closed.consts),
+        jaxpr=jaxpr,
+        consts=consts,
         dims=tuple(bounds),
         bounds=dict(bounds),
         out_tree=jax.tree.structure(out_shape),

@@ -6,6 +6,8 @@ import pytest
 from jax import numpy as jnp
 
 import jaxbatch as jb
+from jaxbatch._mask import Masked
+from jaxbatch._program import symbolic_dims, trace
 
 VECTOR = jb.spec("n", "float32")
 ROWS = jb.spec("n, 4", "float32")
@@ -138,6 +140,10 @@ def test_a_callback_is_refused_even_where_nothing_is_ragged():
 
 def test_closed_over_arrays_are_arguments_and_never_baked_in():
     table = jnp.asarray(np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32))
-    g = jb.mask(lambda x: x + table[: x.shape[0]].sum(1), spec=VECTOR, grid=jb.Grid(n=8))
-    g({"n": 3}, np.ones(8, np.float32))
-    assert [const.shape for const in g._latest.program.consts] == [(8, 64)]  # pyright: ignore[reportOptionalMemberAccess]
+    inner = jax.jit(lambda x: x + jax.jit(lambda x: x * table[0, 0])(x))
+    for f in (lambda x: x + table[: x.shape[0]].sum(1), inner):
+        leaf = jax.ShapeDtypeStruct(tuple(symbolic_dims({"n": (1, 8)}).values()), np.float32)
+        program = trace(f, [leaf], {"n": (1, 8)})
+        assert [const.shape for const in program.consts] == [(8, 64)]
+        (out,) = Masked(program)({"n": 3}, {"n": 8}, [np.ones(8, np.float32)], consts=[table * 2])
+        assert np.abs(out[:3] - f(np.ones(3, np.float32))).min() > 0

@@ -81,7 +81,7 @@ class Masked:
             ctxs[-1].run(self.program.jaxpr, (), values)
 
         shape = Context({}, sizes).shape
-        avals = [v.aval for v in self.program.jaxpr.invars]
+        avals: list[Any] = [v.aval for v in self.program.jaxpr.invars]
         structs = [jax.ShapeDtypeStruct(shape(a.shape), a.dtype, weak_type=a.weak_type) for a in avals]
         jax.eval_shape(run, {d: jax.ShapeDtypeStruct((), np.int32) for d in self.program.dims}, structs)
         return ctxs[-1].fills
