@@ -73,6 +73,23 @@ REDUCTIONS = {
         lambda x: jnp.exp(x @ x.T - (x @ x.T).max(1)[None, :]).sum(1) * 1e-3, grad=False
     ),
     "maximum, sum, and the shift between them": Case(refilled),
+    "contracted with itself": Case(
+        lambda x: (jnp.einsum("ab,ab->b", x, x), jnp.einsum("ab,ab->", x, x), x[:, 0] @ x[:, 0])
+    ),
+    "fold from any start": Case(
+        lambda x: (
+            lax.reduce(x, np.float32(2), lambda a, b: a + b, (0,)),
+            lax.reduce(x, np.float32(0), lambda a, b: jnp.maximum(a, b), (-2, -1)),
+            lax.reduce(
+                (x, x * 2), (np.float32(1), np.float32(0)), lambda a, b: (a[0] * b[0], a[1] + b[1]), (0,)
+            ),
+        ),
+        grad=False,
+    ),
+    "windowed fold from any start": Case(
+        lambda x: lax.reduce_window(x, np.float32(2), lambda a, b: a + b, (2, 1), (2, 1), "SAME"),
+        grad=False,
+    ),
     "custom monoid": Case(lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b, (0,)), grad=False),
 }
 
@@ -122,6 +139,7 @@ LAYOUT = {
     "flatten": Case(lambda x: x.reshape(-1)),
     "flatten behind": Case(lambda x: x.T.reshape(-1)),
     "fold and unfold": Case(lambda x: x.T.reshape(2, 2, -1).transpose(2, 0, 1).reshape(-1, 4)),
+    "quantile of the other axis": Case(lambda x: jnp.quantile(x, 0.5, axis=1)),
     "flatten two ragged dims": Case(lambda x, y: (x @ y.T).reshape(-1), ["n, 4", "m, 4"]),
     "tile and repeat": Case(lambda x: (jnp.tile(x, (2, 1)), jnp.repeat(x, 2, axis=0))),
     "diagonal": Case(lambda x: (jnp.diag(x @ x.T), jnp.eye(x.shape[0]) @ x)),
@@ -325,6 +343,7 @@ def test_a_branch_on_a_size_takes_the_side_of_the_true_length(name):
         (lambda x, y: x.sum() if x.shape[0] == y.shape[0] else x.max(), "n == m"),
         (lambda x, y: x * {3: 2}.get(x.shape[0], 1), "a look-up by the size n"),
         (lambda x, y: x * int(x.shape[0]), "needs it to be a constant"),
+        (lambda x, y: x.reshape(-1, 3), "only possible at some lengths|needs it to be a constant"),
         (lambda x, y: x if x.shape[0] < 3 else (x, x), "structure of the output"),
     ],
 )

@@ -9,6 +9,7 @@ across a ragged axis fills first, by selection, never by multiplication.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -155,6 +156,16 @@ class Context:
         grid = np.meshgrid(*(np.arange(1, self.sizes[name] + 1) for name in names), indexing="ij")
         return int(np.max(_compat.evaluate(dim, dict(zip(names, grid, strict=True)))))
 
+    def always(self, a: Dim, b: Dim) -> bool:
+        """Tell whether two sizes are equal at all lengths up to this bucket's sizes."""
+        if not _compat.is_symbolic(a - b):
+            return a - b == 0
+        names = sorted(_compat.dim_names(a - b))
+        if math.prod(self.sizes[name] for name in names) > _MAX_ENUMERATED:
+            return False
+        grid = np.meshgrid(*(np.arange(1, self.sizes[name] + 1) for name in names), indexing="ij")
+        return not np.any(_compat.evaluate(a - b, dict(zip(names, grid, strict=True))))
+
     # --- validity and fills ---
 
     def valid(self, shape: Sequence[Dim], axes: Sequence[int]) -> Any:
@@ -185,11 +196,12 @@ class Context:
             shape = f"[{', '.join(map(str, x.shape))}]"
             note = Fill(self._asking, shape, tuple(ragged), str(value), self._line, bool(axes))
             self.fills.append(note)
+        data = self._env.get(x.var, x.data)  # another operand of the same equation may have filled it
         mask = self.valid(x.shape, axes)
         if mask is None:
-            return x.data
-        filled = select(mask, x.data, value)
-        if self._env.get(x.var) is x.data:
+            return data
+        filled = select(mask, data, value)
+        if x.var in self._env:
             self._env[x.var] = filled
             kept = {fact for fact in facts if fact[1] == token(value)}  # others no longer hold in the corners
             self._known[x.var] = kept | {(a, token(value)) for a in axes}

@@ -158,7 +158,10 @@ def _tile(ctx: Context, eqn: Any, x: Padded) -> Any:
 def _reshape(ctx: Context, eqn: Any, x: Padded) -> Any:
     if eqn.params.get("dimensions") is not None:
         ctx.refuse(eqn, "reorders dimensions while reshaping.")
-    return reshape(ctx, x, eqn.outvars[0].aval.shape)
+    out = eqn.outvars[0].aval.shape
+    if not ctx.always(math.prod(x.shape), math.prod(out)):
+        ctx.refuse(eqn, f"is only possible at some lengths: {x.shape} to {out}.")
+    return reshape(ctx, x, out)
 
 
 def reshape(ctx: Context, x: Padded, out: Shape) -> Any:
@@ -179,6 +182,8 @@ def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
         while not _same(math.prod(source[begin_i:i]), math.prod(target[begin_j:j])):
             left, right = math.prod(source[begin_i:i]), math.prod(target[begin_j:j])
+            if i == len(source) and j == len(target):
+                break  # equal, but only numbers show it
             if j == len(target) or (i < len(source) and _less(left, right)):
                 i += 1
             else:

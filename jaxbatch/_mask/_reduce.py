@@ -7,9 +7,13 @@ is NaN.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
+from jax import lax
 from jax import numpy as jnp
+from jax.extend import core as jex_core
 
+from .. import _compat
 from ._context import Context, Padded
 from ._registry import define
 
@@ -53,7 +57,8 @@ def defreducer(names: str, identity: Identity, *, quiet: bool = False) -> None:
     """Register reductions over `axes` whose padding may hold `identity`."""
 
     def reduce(ctx: Context, eqn: Any, x: Padded) -> Any:
-        return ctx.bind(eqn, ctx.fill(x, eqn.params["axes"], identity(x.dtype), quiet=quiet))
+        axes = tuple(axis % len(x.shape) for axis in eqn.params["axes"])
+        return ctx.bind(eqn, ctx.fill(x, axes, identity(x.dtype), quiet=quiet), axes=axes)
 
     define(names, "reduction", identity=identity)(reduce)
 
@@ -66,11 +71,33 @@ defreducer("reduce_or reduce_xor", zero)
 defreducer("reduce_and", all_ones)
 
 
-@define("reduce", "reduction", status="conditional", note="the initial value is an identity of the operation")
+@define("reduce", "reduction")
 def _reduce(ctx: Context, eqn: Any, *xs: Padded) -> Any:
-    operands, inits = xs[: len(xs) // 2], xs[len(xs) // 2 :]
-    filled = [ctx.fill(x, eqn.params["dimensions"], i.data) for x, i in zip(operands, inits, strict=True)]
-    return ctx.bind(eqn, *filled, *(i.data for i in inits))
+    """Fold the valid cells one after the other: an arbitrary operation has no identity to fill with."""
+    operands, inits = xs[: len(xs) // 2], [x.data for x in xs[len(xs) // 2 :]]
+    shape = operands[0].shape
+    axes = [axis % len(shape) for axis in eqn.params["dimensions"]]
+    if not operands[0].ragged(axes):
+        return ctx.bind(eqn, *(x.data for x in operands), *inits)
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    out = tuple(operands[0].data.shape[axis] for axis in kept)
+
+    def cells(data: Any) -> Any:
+        """Return the reduced axes as one leading axis."""
+        return jnp.transpose(data, (*axes, *kept)).reshape(-1, *out)
+
+    mask = jnp.broadcast_to(ctx.valid(shape, axes), operands[0].data.shape)
+    combine = jax.vmap(jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, list(consts))))
+
+    def step(carry: list[Any], cell: tuple[Any, list[Any]]) -> tuple[list[Any], None]:
+        live, values = cell
+        flat = combine(*(c.reshape(-1) for c in carry), *(v.reshape(-1) for v in values))
+        return [jnp.where(live, new.reshape(out), old) for new, old in zip(flat, carry, strict=True)], None
+
+    start = [jnp.broadcast_to(jnp.asarray(i, x.dtype), out) for i, x in zip(inits, operands, strict=True)]
+    folded, _ = lax.scan(step, start, (cells(mask), [cells(x.data) for x in operands]))
+    return folded
 
 
 # --- contractions ----------------------------------------------------------------------------------

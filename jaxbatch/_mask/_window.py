@@ -13,7 +13,7 @@ from .. import _compat
 from .._program import Dim
 from ._context import Context, Padded
 from ._layout import fit, pad_axis, positions, take
-from ._reduce import Identity, highest, lowest, zero
+from ._reduce import Identity, all_ones, highest, lowest, one, zero
 from ._registry import define
 
 Config = list[tuple[int, int]]
@@ -85,6 +85,8 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
         params["feature_group_count"] != 1 or params["batch_group_count"] != 1
     ):
         ctx.refuse(eqn, "has a ragged number of output features in groups.")
+    if any(_compat.evaluate(rhs.shape[a], dict.fromkeys(ctx.sizes, 1)) < 1 for a in rhs_axes):
+        ctx.refuse(eqn, "has a kernel that is empty at some lengths.")
     left = ctx.fill(lhs, [lhs_feature, *lhs_axes], 0)
     right = ctx.fill(rhs, [rhs_feature, *rhs_axes], 0)
     if not lhs.ragged(lhs_axes) and not rhs.ragged(rhs_axes):
@@ -144,17 +146,27 @@ def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) ->
     return data, {"padding": tuple(padding), "base_dilation": dilation}
 
 
-@define(
-    "reduce_window", "window", status="conditional", note="the initial value is an identity of the operation"
-)
+@define("reduce_window", "window", status="conditional", note="the operation is add, mul, max, min, and, or")
 def _reduce_window(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     operands, inits = xs[: len(xs) // 2], xs[len(xs) // 2 :]
-    datas, overrides = [], {}
-    for x, init in zip(operands, inits, strict=True):
-        filled = ctx.fill(x, range(len(x.shape)), init.data)
-        data, overrides = _aligned_window(ctx, eqn, x, filled, init.data)
-        datas.append(data)
-    return ctx.bind(eqn, *datas, *(i.data for i in inits), **overrides)
+    body, _ = _compat.open_jaxpr(eqn.params["jaxpr"])
+    identity = _identities.get(body.eqns[0].primitive.name) if len(body.eqns) == len(operands) == 1 else None
+    if identity is None:
+        ctx.refuse(eqn, "slides an operation whose identity is not known.")
+    (x,) = operands
+    value = identity(x.dtype)
+    data, overrides = _aligned_window(ctx, eqn, x, ctx.fill(x, range(len(x.shape)), value), value)
+    return ctx.bind(eqn, data, *(i.data for i in inits), **overrides)
+
+
+_identities: dict[str, Identity] = {
+    "add": zero,
+    "mul": one,
+    "max": lowest,
+    "min": highest,
+    "and": all_ones,
+    "or": zero,
+}
 
 
 @define("select_and_gather_add", "window", identity=zero)
