@@ -35,6 +35,7 @@ class Program:
       bounds: the smallest and largest length of each dim, inclusive, for which the trace holds.
       out_tree: the function's own output structure.
       name: the function's name, for messages.
+      failures: lengths at which the function itself raises, and what; the program does not hold for them.
     """
 
     jaxpr: jex_core.Jaxpr
@@ -43,6 +44,7 @@ class Program:
     bounds: Bounds
     out_tree: Any
     name: str
+    failures: tuple[tuple[Bounds, Exception], ...] = ()
 
     @property
     def in_avals(self) -> list[Any]:
@@ -82,6 +84,7 @@ def trace(
     *,
     name: str | None = None,
     derived: bool = False,
+    partial: bool = False,
 ) -> Program:
     """Trace `f(*leaves)` at symbolic sizes.
 
@@ -91,17 +94,25 @@ def trace(
       bounds: the smallest and largest length of each ragged dim.
       name: what messages call the function.
       derived: `f` is made from another program, so that all it can fail on is a symbolic size.
+      partial: let a function that raises at some lengths only (`top_k` of too few) have a program for the
+        others; the caller must look at `failures`.
 
     Raises:
       MaskError: the function branches on a size, or tests a size for equality, so that one program
         cannot stand for all sizes.
     """
     label = name or getattr(f, "__name__", "the function")
-    return _trace(f, leaves, bounds, label, derived, _branches.MAX_PIECES)
+    return _trace(f, leaves, bounds, label, derived, partial, _branches.MAX_PIECES)
 
 
 def _trace(
-    f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, name: str, derived: bool, pieces: int
+    f: Callable[..., Any],
+    leaves: Sequence[Any],
+    bounds: Bounds,
+    name: str,
+    derived: bool,
+    partial: bool,
+    pieces: int,
 ) -> Program:
     """Trace; where a branch on a size cannot be decided, trace at most `pieces` parts of the bounds."""
     try:
@@ -110,10 +121,22 @@ def _trace(
         halves = None if error.difference is None else _branches.split(error.difference, bounds)
         if halves is None or pieces < 2:
             raise
-        programs = [_trace(f, _within(leaves, half), half, name, derived, pieces - 1) for half in halves]
+        programs, failures = [], []
+        for half in halves:
+            try:
+                programs.append(_trace(f, _within(leaves, half), half, name, derived, partial, pieces - 1))
+            except MaskError:
+                raise
+            except Exception as own:
+                if not partial:
+                    raise
+                failures.append((half, own))
+        if not programs:
+            raise failures[0][1] from None
         if sum(map(_num_pieces, programs)) > pieces:
             raise
-        return _joined(programs, leaves, bounds, name)
+        failures += [failure for program in programs for failure in program.failures]
+        return dataclasses.replace(_joined(programs, leaves, bounds, name), failures=tuple(failures))
 
 
 def _trace_once(

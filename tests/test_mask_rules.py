@@ -79,7 +79,7 @@ REDUCTIONS = {
     "fold from any start": Case(
         lambda x: (
             lax.reduce(x, np.float32(2), lambda a, b: a + b, (0,)),
-            lax.reduce(x, np.float32(0), lambda a, b: jnp.maximum(a, b), (-2, -1)),
+            lax.reduce(x, np.float32(0), lambda a, b: jnp.maximum(a, b), (0, 1)),
             lax.reduce(
                 (x, x * 2), (np.float32(1), np.float32(0)), lambda a, b: (a[0] * b[0], a[1] + b[1]), (0,)
             ),
