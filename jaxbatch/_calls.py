@@ -102,7 +102,7 @@ class Call:
             for error in filter(None, results):
                 raise error
         window = Window(results, pending=len(good))
-        examples = [checked[i].leaves for i in good]
+        examples = [checked[i].leaves for i in good.tolist()]
         rows = _Rows(window, good, examples, lengths, np.any(lengths == 0, axis=1) | over)
         for work in self._works(rows, grid):
             self._pipeline.start(work)
@@ -119,11 +119,7 @@ class Call:
 
     def _works(self, rows: "_Rows", grid: Grid) -> Iterator[Work]:
         """Sort the examples by how they run and yield their batches; what cannot be traced fails here."""
-        groups: dict[tuple[np.dtype, ...], list[int]] = {}
-        for row, leaves in enumerate(rows.examples):
-            groups.setdefault(tuple([leaf.dtype for leaf in leaves]), []).append(row)
-        for dtypes, members in groups.items():
-            here = np.array(members)
+        for dtypes, here in _by_dtypes(rows.examples):
             alone, inside = here[rows.exact[here]], here[~rows.exact[here]]
             traced = None
             if len(inside):
@@ -198,8 +194,7 @@ class Call:
 
     def _fail(self, rows: "_Rows", members: np.ndarray, error: Exception) -> None:
         self._on_failure(error)
-        for i in rows.indices[members].tolist():
-            rows.window.settle(i, error)
+        rows.window.settle(rows.indices[members].tolist(), [error] * len(members))
 
     def _on_failure(self, error: Exception) -> None:
         if self._policy.raises and not self._policy.lazy:
@@ -224,9 +219,24 @@ class _Rows:
 
     def work(self, traced: Traced, bucket: Bucket, members: np.ndarray) -> Work:
         """Return the batch of these rows."""
-        examples = [self.examples[row] for row in members]
+        examples = [self.examples[row] for row in members.tolist()]
         indices = tuple(self.indices[members].tolist())
         return Work(self.window, traced, bucket, indices, examples, self.lengths[members])
+
+
+def _by_dtypes(
+    examples: Sequence[tuple[np.ndarray, ...]],
+) -> Iterator[tuple[tuple[np.dtype, ...], np.ndarray]]:
+    """Yield the dtypes that examples have, and which of them have these."""
+    columns = [{leaf.dtype for leaf in column} for column in zip(*examples, strict=True)]
+    if all(len(dtypes) == 1 for dtypes in columns) and examples:  # nearly always, and much faster
+        yield tuple(dtypes.pop() for dtypes in columns), np.arange(len(examples))
+        return
+    groups: dict[tuple[np.dtype, ...], list[int]] = {}
+    for row, leaves in enumerate(examples):
+        groups.setdefault(tuple([leaf.dtype for leaf in leaves]), []).append(row)
+    for dtypes, members in groups.items():
+        yield dtypes, np.array(members)
 
 
 def bound_dims(engine: Engine, shared_args: Sequence[Any]) -> dict[str, int]:

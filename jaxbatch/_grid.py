@@ -38,42 +38,45 @@ class Bucket(Mapping[str, int]):
     """
 
     rows: int | None
-    _items: tuple[tuple[str, int], ...]
+    _values: dict[str, int]
 
     def __init__(self, *, rows: SupportsIndex | None = None, **sizes: SupportsIndex):
-        object.__setattr__(self, "rows", None if rows is None else operator.index(rows))
-        items = tuple((dim, operator.index(size)) for dim, size in sizes.items())
-        object.__setattr__(self, "_items", items)
+        values = {dim: operator.index(size) for dim, size in sizes.items()}
+        if rows is not None:
+            values["rows"] = operator.index(rows)
+        object.__setattr__(self, "rows", values.get("rows"))
+        object.__setattr__(self, "_values", values)
 
     @property
     def sizes(self) -> dict[str, int]:
         """The padded size of each ragged dim, in a dict of the caller's own."""
-        return dict(self._items)
+        return {dim: size for dim, size in self._values.items() if dim != "rows"}
 
     @property
     def cells(self) -> int:
         """The product of all sizes, and of the rows where they are known."""
-        return math.prod(self.values())
+        return math.prod(self._values.values())
 
     def with_rows(self, rows: SupportsIndex) -> "Bucket":
         """Return the bucket of the same sizes with this many rows."""
         return Bucket(rows=rows, **self.sizes)
 
     def __getitem__(self, name: str) -> int:
-        if name == "rows" and self.rows is not None:
-            return self.rows
-        return self.sizes[name]
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from (dim for dim, _ in self._items)
-        if self.rows is not None:
-            yield "rows"
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._items) + (self.rows is not None)
+        return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(frozenset(self.items()))
+        return hash(frozenset(self._values.items()))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Bucket):  # every batch is counted under its bucket, so this is worth the lines
+            return self._values == other._values
+        return super().__eq__(other)
 
     def __repr__(self) -> str:
         return f"Bucket({', '.join(f'{name}={size}' for name, size in self.items())})"

@@ -8,7 +8,7 @@ whatever the order of batches. What fails is the failure of the examples of its 
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -37,10 +37,11 @@ class Window:
     results: list[Any]
     pending: int = 0
 
-    def settle(self, index: int, result: Any) -> None:
-        """Put a result or an error in its place."""
-        self.results[index] = result
-        self.pending -= 1
+    def settle(self, indices: Sequence[int], results: Iterable[Any]) -> None:
+        """Put results or errors in their places."""
+        for index, result in zip(indices, results, strict=True):
+            self.results[index] = result
+        self.pending -= len(indices)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,12 +126,10 @@ class Pipeline:
             self._fail(work, error)
             return
         rows = unstack(arrays, flight.residuals, work.traced.out_shapes(flight.residuals))
-        for index, leaves in zip(work.indices, rows, strict=True):
-            work.window.settle(index, tree.unflatten(leaves))
+        work.window.settle(work.indices, map(tree.unflatten, rows))
         seconds = flight.seconds + time.perf_counter() - begin
         self._recorder.add(work.bucket, work.lengths, exact=work.traced.is_exact, seconds=seconds)
 
     def _fail(self, work: Work, error: Exception) -> None:
         self._on_failure(error)
-        for index in work.indices:
-            work.window.settle(index, error)
+        work.window.settle(work.indices, [error] * len(work.indices))

@@ -202,7 +202,7 @@ class Recorder:
 def count(bucket: Bucket, lengths: np.ndarray, seconds: float = 0.0) -> BucketStatistics:
     """Return the counts of one batch."""
     num, cells = len(lengths), bucket.cells // bucket["rows"]
-    valid = int(np.prod(lengths.astype(np.int64), axis=1).sum())
+    valid = int(lengths.prod(axis=1, dtype=np.int64).sum())
     return BucketStatistics(1, num, valid, num * cells, (bucket["rows"] - num) * cells, seconds)
 
 

@@ -76,6 +76,7 @@ def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         )
     if source in ("int", "uint") and target in ("int", "uint"):
         _check_range(array, dtype)
+        return array.astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
     if source in ("int", "uint") and target in ("float", "complex"):

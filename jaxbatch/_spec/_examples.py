@@ -66,11 +66,10 @@ class Spec:
     _sources: tuple[tuple[int, int, Axis], ...] = field(init=False, compare=False)
     # Every other axis, whose size must follow.
     _followers: tuple[tuple[int, int, Axis], ...] = field(init=False, compare=False)
-    # Of each leaf, its rank and the dtype that an array may have to be taken as it is. None means to look
-    # closer, and must not be compared: to NumPy it is equal to float64.
-    _plain: tuple[tuple[int, np.dtype | None], ...] = field(init=False, compare=False)
-    # The dtype where the example is one argument that is one vector of named length; else None.
-    _vector: np.dtype | None = field(init=False, compare=False)
+    # Of each leaf, its rank and the dtypes that an array may have to be taken as it is.
+    _plain: tuple[tuple[int, frozenset[np.dtype]], ...] = field(init=False, compare=False)
+    # These dtypes where the example is one argument that is one vector of named length; else none.
+    _vector: frozenset[np.dtype] = field(init=False, compare=False)
 
     def __post_init__(self):
         axes = [(i, j, axis) for i, leaf in enumerate(self.leaves) for j, axis in enumerate(leaf.axes)]
@@ -78,7 +77,7 @@ class Spec:
         for place in axes:
             if place[2].dim is not None:
                 sources.setdefault(place[2].dim, place)
-        plain = tuple((len(leaf.axes), _stable_dtype(leaf.dtype)) for leaf in self.leaves)
+        plain = tuple((len(leaf.axes), _stable_dtypes(leaf.dtype)) for leaf in self.leaves)
         one_leaf = self.treedef == tree_util.tree_structure((0,))
         vector = one_leaf and len(axes) == 1 and axes[0][2].plain
         for name, value in {
@@ -86,7 +85,7 @@ class Spec:
             "_sources": tuple(sources.values()),
             "_followers": tuple(place for place in axes if place not in sources.values()),
             "_plain": plain,
-            "_vector": plain[0][1] if vector else None,
+            "_vector": plain[0][1] if vector else frozenset(),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -138,16 +137,16 @@ class Spec:
         Raises:
           SpecError: it names the path, the axis, what was expected and got, and what to do.
         """
-        if self._vector is not None and len(example) == 1:
+        if self._vector and len(example) == 1:
             array = example[0]
-            if type(array) is np.ndarray and array.dtype == self._vector and array.ndim == 1:
+            if type(array) is np.ndarray and array.dtype in self._vector and array.ndim == 1:
                 return Checked((array,), array.shape)
         values = self._flatten(example)
         arrays = tuple(
             value
-            if dtype is not None and type(value) is np.ndarray and value.dtype == dtype and value.ndim == rank
+            if type(value) is np.ndarray and value.dtype in dtypes and value.ndim == rank
             else self._convert(index, value)
-            for index, (value, (rank, dtype)) in enumerate(zip(values, self._plain, strict=True))
+            for index, (value, (rank, dtypes)) in enumerate(zip(values, self._plain, strict=True))
         )
         lengths = {}
         for leaf, position, axis in self._sources:
@@ -207,9 +206,17 @@ class Spec:
         )
 
 
-def _stable_dtype(dtype: np.dtype | DtypeFamily) -> np.dtype | None:
-    """Return the dtype that an array must have to need no look, whether or not JAX has 64-bit types."""
-    return dtype if isinstance(dtype, np.dtype) and dtype.itemsize < 8 else None
+# Every dtype of less than 64 bits is JAX's own, whether or not JAX has 64-bit types.
+_STABLE = tuple(
+    map(np.dtype, ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32"))
+)
+
+
+def _stable_dtypes(dtype: np.dtype | DtypeFamily) -> frozenset[np.dtype]:
+    """Return dtypes of arrays that need no second look; that of any other may be right as well."""
+    if isinstance(dtype, DtypeFamily):
+        return frozenset(each for each in _STABLE if each in dtype)
+    return frozenset([dtype] if dtype.itemsize < 8 else [])
 
 
 def _align(tree: Any, value: Any, path: str) -> list[Any]:
