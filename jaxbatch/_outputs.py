@@ -128,16 +128,23 @@ def _fitted(
             grown = []
             for axis, size in enumerate(shape):
                 values = [program.out_avals[i].shape[axis] for program in column]
-                slope = Fraction(values[1] - values[0], sizes[1] - sizes[0])
-                if slope.denominator > 1 or values[2] - values[1] != slope * (sizes[2] - sizes[1]):
+                slope = _slope(sizes, values)
+                if slope is None:
                     raise MaskError(
                         f"{unknown}, output {i} axis {axis} has the sizes {_listed(values)} for {dim} = "
                         f"{_listed(sizes)}, which is no whole multiple and says not what its valid part is."
                     )
-                grown.append(size + int(slope) * (symbols[dim] - sizes[0]))
+                grown.append(size + slope * (symbols[dim] - sizes[0]))
             shapes[i] = tuple(grown)
         programs += others
     return Outputs(tuple(shapes), tuple(programs))
+
+
+def _slope(xs: Sequence[int], ys: Sequence[int]) -> int | None:
+    """Return the slope of the straight line through three points, None if it is no integer or no line."""
+    slope = Fraction(ys[1] - ys[0], xs[1] - xs[0])
+    straight = ys[2] - ys[1] == slope * (xs[2] - xs[1])
+    return int(slope) if straight and slope.denominator == 1 else None
 
 
 def _kind(program: Program) -> Any:
