@@ -138,33 +138,26 @@ class Context:
         return lax.convert_element_type(_compat.evaluate(dim, self.lengths), np.int32)
 
     def _compute_size(self, dim: Dim) -> int:
-        top = _compat.evaluate(dim, self.sizes)
         if grows(dim):
-            return top
-        names = sorted(_compat.dim_names(dim))
-        count = 1
-        for name in names:
-            if _compat.is_symbolic(self.sizes[name]):
-                raise MaskError(
-                    f"{self.name}: the size {dim} may shrink as the input grows; no symbolic size bounds it."
-                )
-            count *= self.sizes[name]
-        if count > _MAX_ENUMERATED:
-            raise MaskError(
-                f"{self.name}: no bound is known for the size {dim} in a bucket as large as {self.sizes}."
-            )
-        grid = np.meshgrid(*(np.arange(1, self.sizes[name] + 1) for name in names), indexing="ij")
-        return int(np.max(_compat.evaluate(dim, dict(zip(names, grid, strict=True)))))
+            return _compat.evaluate(dim, self.sizes)
+        values = self._values(dim)
+        if values is None:
+            raise MaskError(f"{self.name}: no bound is known for the size {dim} in a bucket of {self.sizes}.")
+        return int(np.max(values))
 
-    def always(self, a: Dim, b: Dim) -> bool:
-        """Tell whether two sizes are equal at all lengths up to this bucket's sizes."""
-        if not _compat.is_symbolic(a - b):
-            return a - b == 0
-        names = sorted(_compat.dim_names(a - b))
-        if math.prod(self.sizes[name] for name in names) > _MAX_ENUMERATED:
-            return False
-        grid = np.meshgrid(*(np.arange(1, self.sizes[name] + 1) for name in names), indexing="ij")
-        return not np.any(_compat.evaluate(a - b, dict(zip(names, grid, strict=True))))
+    def always(self, dim: Dim, least: int, most: int | float = math.inf) -> bool:
+        """Tell whether a size is known to lie within bounds at all lengths up to this bucket's sizes."""
+        values = self._values(dim)
+        return values is not None and bool(np.all((values >= least) & (values <= most)))
+
+    def _values(self, dim: Dim) -> Any:
+        """Return a size at all lengths of this bucket; None if they are too many, or symbolic."""
+        names = sorted(_compat.dim_names(dim))
+        sizes = [self.sizes[name] for name in names]
+        if any(map(_compat.is_symbolic, sizes)) or math.prod(sizes) > _MAX_ENUMERATED:
+            return None
+        grid = np.meshgrid(*(np.arange(1, size + 1) for size in sizes), indexing="ij")
+        return np.asarray(_compat.evaluate(dim, dict(zip(names, grid, strict=True))))
 
     # --- validity and fills ---
 

@@ -92,11 +92,7 @@ def _gather(ctx: Context, eqn: Any, x: Padded, indices: Padded) -> Any:
     for column, axis in enumerate(params["dimension_numbers"].start_index_map):
         dim, size = x.shape[axis], sizes[axis]
         room = _room(ctx, dim, size)
-        if (
-            mode == _Mode.PROMISE_IN_BOUNDS
-            and known is not None
-            and known + ctx.size(size) <= data.shape[axis]
-        ):
+        if known is not None and _surely_inside(ctx, known, dim, size):
             continue
         data = fit(data, axis, data.shape[axis] + room)
         if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
@@ -110,6 +106,11 @@ def _gather(ctx: Context, eqn: Any, x: Padded, indices: Padded) -> Any:
         indices_are_sorted=params["indices_are_sorted"] and not ragged_index,
         unique_indices=params["unique_indices"] and not ragged_index,
     )
+
+
+def _surely_inside(ctx: Context, start: Any, dim: Dim, size: Dim) -> bool:
+    """Tell whether a window at a known start is inside at every length, and inside the allocated axis."""
+    return start >= 0 and ctx.always(dim - size - start, 0) and start + ctx.size(size) <= ctx.size(dim)
 
 
 def _bounded(indices: Any, columns: dict[int, tuple[Any, _Mode]]) -> Any:
