@@ -130,12 +130,21 @@ class Call:
                         raise
                     self._fail(rows, inside, error)
                     inside = inside[:0]
-            if traced is None:
-                alone, inside = np.concatenate([alone, inside]), inside[:0]
+            # At its exact size an example gets the error that the function has for it.
+            leaving = np.full(len(inside), True) if traced is None else self._raising(rows, inside, traced)
+            alone, inside = np.concatenate([alone, inside[leaving]]), inside[~leaving]
             yield from self._exact_works(rows, alone, dtypes, grid)
             if traced is not None:
                 for job in plan(rows.lengths[inside], grid):
                     yield rows.work(traced, job.bucket, inside[list(job.indices)])
+
+    def _raising(self, rows: "_Rows", inside: np.ndarray, traced: Traced) -> np.ndarray:
+        """Return whether each example has a length at which the function itself raises."""
+        own, raising = rows.lengths[inside], np.zeros(len(inside), bool)
+        for bounds in traced.failures:
+            low, high = np.array([bounds[dim] for dim in self._engine.dims]).T
+            raising |= np.all((own >= low) & (own <= high), axis=1)
+        return raising
 
     def _exact_works(
         self, rows: "_Rows", alone: np.ndarray, dtypes: tuple[np.dtype, ...], grid: Grid

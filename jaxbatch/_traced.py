@@ -85,7 +85,7 @@ class Function:
     ) -> Program:
         leaves = [*shared.avals(), *example_avals(self.spec, signature, dims)]
         flat = lambda *leaves: self.f(*self.arguments(shared, leaves))  # noqa: E731
-        return trace(flat, leaves, bounds, name=self.name)
+        return trace(flat, leaves, bounds, name=self.name, partial=True)
 
 
 def example_avals(
@@ -116,6 +116,11 @@ class Traced(abc.ABC):
     dims: tuple[str, ...]
     is_exact: bool
     shared: Shared
+
+    @property
+    def failures(self) -> Sequence[Mapping[str, tuple[int, int]]]:
+        """Bounds of lengths at which the function itself raises, so that no bucket serves them."""
+        return ()
 
     def key(self, bucket: Bucket) -> Key:
         """Return the key of the program for a bucket that has rows."""
@@ -183,6 +188,10 @@ class PerExample(Traced):
     program: Program
     masked: Masked | None
     ladders: Ladders
+
+    @property
+    def failures(self) -> Sequence[Mapping[str, tuple[int, int]]]:  # noqa: D102
+        return [bounds for bounds, _ in self.program.failures]
 
     @property
     def out_tree(self) -> Any:  # noqa: D102
