@@ -4,6 +4,8 @@ Every function runs under every poison, with neighbours in its batch, and its ou
 between poisons (`ragged.assert_exact`).
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -82,8 +84,9 @@ def test_a_size_as_a_value_is_the_true_length():
 
 
 def test_a_ramp_that_ends_at_the_true_length():
-    ramp = lambda x: x * jnp.linspace(0, 1, x.shape[0])
-    assert_exact_or_refused(ramp, normals(), spec=VECTOR, match="'n' > '1'")
+    assert_exact(
+        lambda x: x * jnp.linspace(0, 1, x.shape[0]), normals((1, 2, 3, 17, 32)), spec=VECTOR, grid=SMALL
+    )
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -101,43 +104,26 @@ def test_sorting_real_infinities_and_nan_never_takes_padding_first(sort):
     assert_exact(sort, xs, spec=VECTOR, grid=SMALL)
 
 
-def test_the_top_five_of_real_infinities_and_nan_or_a_refusal():
-    xs = [special(n) for n in (5, 8, 13, 32)]
-    grid = jb.Grid(n=[32], rows=[4])
-    assert_exact_or_refused(lambda x: lax.top_k(x, 5), xs, spec=VECTOR, grid=grid, match="'n' < '5'")
-
-
-def test_fewer_examples_than_the_top_five_are_no_silent_answer():
-    try:
-        got = jb.batched(lambda x: lax.top_k(x, 5), spec=VECTOR, grid=GRID)(normals([9, 3]), errors="return")
-    except jb.MaskError as error:
-        assert "'n' < '5'" in str(error)
-        return
-    expected = unpadded(lambda x: lax.top_k(x, 5), normals([9, 3]))
-    assert_close(got[0], expected[0])
-    assert isinstance(got[1], Exception), f"got {got[1]!r}"
-
-
 # --- layers ---------------------------------------------------------------------------------------
 
 
-def randomised(params, seed=7):
-    """Return parameters of the same shapes, all normal: biases that are zero hide leaks."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda p: 0.3 * rng.normal(size=p.shape).astype(np.float32), params)
+def with_parameters(model):
+    """Return `f(params, x)` of a Flax module, and normal parameters: biases that are zero hide leaks."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((3, 4), np.float32))
+    rng = np.random.default_rng(7)
+    params = jax.tree.map(lambda p: 0.3 * rng.normal(size=p.shape).astype(np.float32), shapes)
+    return lambda params, x: model.apply(params, x), params
 
 
 def test_a_bidirectional_gru_with_random_biases():
     model = nn.Bidirectional(nn.RNN(nn.GRUCell(5)), nn.RNN(nn.GRUCell(5)))
-    params = randomised(model.init(jax.random.key(0), np.zeros((3, 4), np.float32)))
-    f = lambda params, x: model.apply(params, x)
+    f, params = with_parameters(model)
     assert_exact(f, params, normals(FEW, width=4), in_axes=(None, 0), spec=ROWS, grid=SMALL)
 
 
 def test_a_bidirectional_lstm_that_returns_its_last_states():
     model = nn.Bidirectional(nn.RNN(nn.LSTMCell(5)), nn.RNN(nn.LSTMCell(5)), return_carry=True)
-    params = randomised(model.init(jax.random.key(0), np.zeros((3, 4), np.float32)))
-    f = lambda params, x: model.apply(params, x)
+    f, params = with_parameters(model)
     assert_exact(f, params, normals(FEW, width=4), in_axes=(None, 0), spec=ROWS, grid=SMALL)
 
 
@@ -165,9 +151,8 @@ class Convolutions(nn.Module):
 )
 def test_same_convolutions_stay_aligned_and_never_read_what_a_bias_left_in_the_padding(layers):
     model = Convolutions(layers)
-    params = randomised(model.init(jax.random.key(0), np.zeros((3, 4), np.float32)))
     lengths = (1, 15, 16, 17, 18, 19)
-    f = lambda params, x: model.apply(params, x)
+    f, params = with_parameters(model)
     assert_exact(f, params, normals(lengths, width=4), in_axes=(None, 0), spec=ROWS, grid=SMALL)
 
 
@@ -234,32 +219,31 @@ def test_segment_sums_with_separate_buckets_for_nodes_and_edges():
     nodes = normals([n for n, _ in graphs], width=4)
     senders, receivers = ([rng.integers(0, n, e).astype(np.int32) for n, e in graphs] for _ in range(2))
     edges = jb.spec("e", "int32")
-    options = dict(spec=(ROWS, edges, edges), grid=jb.Grid(n=[4, 32], e=[4, 32], rows=[1, 4]))
-    assert_exact_or_refused(messages, nodes, senders, receivers, match="scatter", **options)
+    options: Any = dict(spec=(ROWS, edges, edges), grid=jb.Grid(n=[4, 32], e=[4, 32], rows=[1, 4]))
+    assert_exact(messages, nodes, senders, receivers, **options)
 
 
 def positive_definite(n: int) -> np.ndarray:
     a = np.random.default_rng(n).normal(size=(n, n))
-    return (a @ a.T + np.eye(n)).astype(np.float32)
+    return (a @ a.T / n + np.eye(n)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda a: jnp.linalg.cholesky(a),
-        lambda a: jnp.linalg.slogdet(a),
-        lambda a: jnp.linalg.inv(a),
-        lambda a: jnp.linalg.solve(a, a[:, 0] + 1),
-        lambda a: jnp.linalg.eigvalsh(a),
-        jnp.trace,
-        lambda a: (jnp.triu(a), jnp.tril(a), a.T @ a),
-    ],
-    ids=["cholesky", "slogdet", "inv", "solve", "eigvalsh", "trace", "triangles"],
-)
-def test_square_matrices_are_exact_or_refused(operation):
+SQUARES: Any = dict(spec=jb.spec("n, n", "float32"), grid=jb.Grid(n=[4, 8], rows=[1, 4]))
+
+
+def test_square_matrices_are_not_solved_together_with_their_padding():
+    def solve(a):
+        b = a[:, 0] + 1
+        return jnp.linalg.inv(a), jnp.linalg.slogdet(a), jnp.linalg.solve(a, b), jnp.linalg.cholesky(a)
+
     xs = [positive_definite(n) for n in (1, 3, 4, 7)]
-    options = dict(spec=jb.spec("n, n", "float32"), grid=jb.Grid(n=[4, 8], rows=[1, 4]), bound=1e-4)
-    assert_exact_or_refused(operation, xs, match="ragged `n`", **options)
+    assert_exact(solve, xs, **SQUARES)
+    assert_exact(lambda a: (jnp.trace(a), jnp.triu(a), jnp.tril(a), a.T @ a, jnp.diag(a)), xs, **SQUARES)
+
+
+def test_eigenvalues_are_exact_or_refused():
+    xs = [positive_definite(n) for n in (1, 3, 4, 7)]
+    assert_exact_or_refused(lambda a: jnp.linalg.eigvalsh(a), xs, match="`eigh` over ragged `n`", **SQUARES)
 
 
 @pytest.mark.parametrize("transform", [jnp.fft.fft, jnp.fft.rfft, lambda x: jnp.fft.irfft(jnp.fft.rfft(x))])
@@ -355,8 +339,7 @@ def test_a_librarys_attention_with_a_length_of_its_own():
 
 def test_flax_attention_with_random_biases():
     model = nn.MultiHeadDotProductAttention(num_heads=2)
-    params = randomised(model.init(jax.random.key(0), np.zeros((3, 4), np.float32)))
-    f = lambda params, x: model.apply(params, x)
+    f, params = with_parameters(model)
     assert_exact(f, params, normals(FEW, width=4), in_axes=(None, 0), spec=ROWS, grid=SMALL)
 
 
@@ -393,25 +376,16 @@ def keyed(draw):
     return lambda x, key: draw(x, jax.random.wrap_key_data(key))
 
 
-def dropout(shape):
-    def apply(x, key):
-        keep = jax.random.bernoulli(key, 0.7, shape(x))
-        return jnp.where(keep, shape_to(x, keep.shape), 0)
-
-    return apply
-
-
-def shape_to(x, shape):
-    """Return `x` [l, d] with the axes of `shape`."""
-    return x.T if shape[0] == x.shape[1] else jnp.broadcast_to(x, shape)
+def dropout(x, key):
+    return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0)
 
 
 DRAWS = {
-    "dropout [l, d]": dropout(lambda x: x.shape),
-    "dropout [d, l]": dropout(lambda x: (4, x.shape[0])),
-    "dropout [b, l, d]": dropout(lambda x: (2, *x.shape)),
-    "permutation": lambda x, key: x[jax.random.permutation(key, x.shape[0])],
-    "choice": lambda x, key: x[jax.random.choice(key, x.shape[0])],
+    "dropout [l, d]": dropout,
+    "dropout [d, l] and [b, l, d]": lambda x, key: (
+        dropout(x.T, key),
+        dropout(jnp.stack([x, x + 1]), key),
+    ),
     "categorical": lambda x, key: jax.random.categorical(key, x[:, 0]),
     "one key a row": lambda x, key: jax.vmap(lambda r, k: r + jax.random.normal(k))(
         x, jax.random.split(key, x.shape[0])
@@ -419,12 +393,25 @@ DRAWS = {
 }
 
 
+KEYED: Any = dict(spec=(ROWS, jb.spec("2", "uint32")), grid=SMALL)
+SHUFFLES = {
+    "permutation": lambda x, key: x[jax.random.permutation(key, x.shape[0])],
+    "choice": lambda x, key: x[jax.random.choice(key, x.shape[0])],
+}
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_draws_are_those_of_the_unpadded_example_with_the_same_key(name):
     xs = normals(FEW, width=4)
     keys = [np.array([0, seed], np.uint32) for seed in range(len(xs))]
-    options = dict(spec=(ROWS, jb.spec("2", "uint32")), grid=SMALL)
-    assert_exact_or_refused(keyed(DRAWS[name]), xs, keys, match="", **options)
+    assert_exact(keyed(DRAWS[name]), xs, keys, **KEYED)
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_shuffles_of_the_ragged_axis_are_exact_or_refused(name):
+    xs = normals(FEW, width=4)
+    keys = [np.array([0, seed], np.uint32) for seed in range(len(xs))]
+    assert_exact_or_refused(keyed(SHUFFLES[name]), xs, keys, match="constant", **KEYED)
 
 
 # --- operations that nobody can mask --------------------------------------------------------------
@@ -448,12 +435,10 @@ def kernel(x):
 UNKNOWN = {
     "pure_callback": (called_back, r"`pure_callback`.*test_cases_masking\.py:[\d:]+ \(called_back\)"),
     "pallas": (kernel, r"test_cases_masking\.py:[\d:]+ \(kernel\)"),
-    "unique": (lambda x: jnp.unique(x, size=3), None),
-    "unique of unknown size": (lambda x: jnp.unique(x), None),
 }
 
 
-@pytest.mark.parametrize("name", ["pure_callback", "pallas"])
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_an_operation_that_cannot_be_masked_is_refused_where_it_is_wrapped(name, count_compiles):
     f, message = UNKNOWN[name]
     with count_compiles() as compiles, pytest.raises(jb.MaskError, match=message):
@@ -461,7 +446,7 @@ def test_an_operation_that_cannot_be_masked_is_refused_where_it_is_wrapped(name,
     assert compiles.count == 0
 
 
-@pytest.mark.parametrize("name", ["pure_callback", "pallas"])
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_an_operation_that_cannot_be_masked_may_run_at_exact_sizes(name):
     f, _ = UNKNOWN[name]
     with pytest.warns(UserWarning, match="runs at exact sizes instead"):
@@ -471,7 +456,8 @@ def test_an_operation_that_cannot_be_masked_may_run_at_exact_sizes(name):
         assert_close(got, x * 2)
 
 
-def test_unique_is_exact_or_refused():
+def test_unique_values_do_not_count_padding_or_are_refused():
     xs = [np.array(x, np.float32) for x in ([1, 1, 2], [3, 0, -1, 0, 3], [5])]
     f = lambda x: jnp.unique(x, size=3, fill_value=-7)
-    assert_exact_or_refused(f, xs, spec=VECTOR, grid=SMALL, match="unique")
+    # From JAX 0.12 on it is a call that cannot be looked into.
+    assert_exact_or_refused(f, xs, spec=VECTOR, grid=SMALL, match="`call_hi_primitive`")

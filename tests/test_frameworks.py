@@ -243,8 +243,11 @@ def test_debugging_for_nans_trips_over_no_padding_of_a_gradient():
 # --- gradients ------------------------------------------------------------------------------------
 
 
-LAYERED = {name: make for name, make in MODELS.items() if "recurrent" not in name}
-LAYERED["linen, attention and convolutions"] = lambda: linen(LinenLayers(2))
+# `test_cases_gradients` has those of a plain function, under every poison.
+LAYERED = {
+    "linen": lambda: linen(LinenLayers(2)),
+    "equinox": lambda: equinox(EquinoxLayers),
+}
 
 
 @pytest.mark.parametrize("name", LAYERED)
@@ -287,9 +290,9 @@ def texts(num):
 @pytest.mark.weights
 def test_minilm_embeds_each_of_200_texts_as_in_an_unpadded_call():
     model, params, tokenizer = real("minilm")
-    lengths = np.array([3, 17, 32, 65])  # few, since the oracle compiles for each
+    lengths = np.array([3, 17, 65])  # few, since the oracle compiles for each
     tokens = [ids[: lengths[lengths <= len(ids)].max()] for ids in tokenizer(texts(200)) if len(ids) > 2]
-    assert len(tokens) == 200 and len({len(ids) for ids in tokens}) == 4
+    assert len(tokens) == 200 and len({len(ids) for ids in tokens}) == 3
     run = jb.batched(model.embed, (None, 0), grid=jb.Grid(n=[32, 80], rows=[8]))
     vectors = run(params, tokens)
     single = jax.jit(model.embed)
