@@ -7,7 +7,6 @@ across a ragged axis fills first, by selection, never by multiplication.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,7 @@ from .._errors import MaskError
 from .._program import Dim, Shape
 from ._knowledge import QUIET, Facts, deduced, token
 from ._registry import lookup
-
-_MAX_ENUMERATED = 1 << 20  # lengths tried when a size formula is not known to grow with its dims
+from ._sizes import Allocation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Context:
         self.floors = floors or {}
         self.active = active
         self.fills: list[Fill] = []
-        self._size = functools.cache(self._compute_size)
+        self._allocation = Allocation(sizes, name)
         self._asking = ""  # the primitive whose rule is at work
         self._producers: dict[Any, Any] = {}
         self._line = ""
@@ -118,14 +116,14 @@ class Context:
         """Return the same context inside a loop or branch that is live only where `active`."""
         both = active if self.active is None else self.active & active
         inner = Context(self.lengths, self.sizes, name=self.name, floors=self.floors, active=both)
-        inner._size, inner._line, inner.fills = self._size, self._line, self.fills
+        inner._allocation, inner._line, inner.fills = self._allocation, self._line, self.fills
         return inner
 
     # --- sizes and lengths ---
 
     def size(self, dim: Dim) -> int:
         """Return what to allocate for a dimension: the largest value it takes up to this bucket's sizes."""
-        return self._size(dim) if _compat.is_symbolic(dim) else int(dim)
+        return self._allocation.size(dim) if _compat.is_symbolic(dim) else int(dim)
 
     def shape(self, shape: Sequence[Dim]) -> tuple[int, ...]:
         """Return the allocated shape for a true shape."""
@@ -137,27 +135,9 @@ class Context:
             return dim
         return lax.convert_element_type(_compat.evaluate(dim, self.lengths), np.int32)
 
-    def _compute_size(self, dim: Dim) -> int:
-        if grows(dim):
-            return _compat.evaluate(dim, self.sizes)
-        values = self._values(dim)
-        if values is None:
-            raise MaskError(f"{self.name}: no bound is known for the size {dim} in a bucket of {self.sizes}.")
-        return int(np.max(values))
-
     def always(self, dim: Dim, least: int, most: int | float = math.inf) -> bool:
         """Tell whether a size is known to lie within bounds at all lengths up to this bucket's sizes."""
-        values = self._values(dim)
-        return values is not None and bool(np.all((values >= least) & (values <= most)))
-
-    def _values(self, dim: Dim) -> Any:
-        """Return a size at all lengths of this bucket; None if they are too many, or symbolic."""
-        names = sorted(_compat.dim_names(dim))
-        sizes = [self.sizes[name] for name in names]
-        if any(map(_compat.is_symbolic, sizes)) or math.prod(sizes) > _MAX_ENUMERATED:
-            return None
-        grid = np.meshgrid(*(np.arange(1, size + 1) for size in sizes), indexing="ij")
-        return np.asarray(_compat.evaluate(dim, dict(zip(names, grid, strict=True))))
+        return self._allocation.always(dim, least, most)
 
     # --- validity and fills ---
 
@@ -355,40 +335,3 @@ def walk(eqn: jex_core.JaxprEqn) -> Iterator[jex_core.JaxprEqn]:
     for jaxpr in jex_core.jaxprs_in_params(eqn.params):
         for inner in jaxpr.eqns:
             yield from walk(inner)
-
-
-def grows(dim: Dim) -> bool:
-    """Tell whether a size is known never to shrink when a length grows (so its bucket's value bounds it)."""
-    return _direction(dim) >= 0
-
-
-def _direction(dim: Any) -> int | float:
-    """Return 1 for growing, -1 for shrinking, 0 for constant, NaN for unknown."""
-    if not _compat.is_symbolic(dim):
-        return 0
-    signs = {_term_direction(k, factors) for k, factors in _compat.terms(dim)} - {0}
-    return signs.pop() if len(signs) == 1 else (0 if not signs else float("nan"))
-
-
-def _term_direction(coefficient: int, factors: Sequence[tuple[Any, int]]) -> int | float:
-    """Direction of a product; every factor is a size or an operation on sizes, none of them negative."""
-    signs = set()
-    for factor, _ in factors:
-        operation, operands = _compat.factor_operands(factor)
-        match operation:
-            case "var":
-                signs.add(1)
-            case "floordiv" if _direction(operands[1]) == 0 and _compat.evaluate(operands[1], {}) > 0:
-                signs.add(_direction(operands[0]))
-            case "max" | "min":
-                signs |= {_direction(o) for o in operands} - {0}
-            case _:
-                return float("nan")
-    if not signs:
-        return 0
-    # A product may shrink where a factor can be negative; sizes themselves never are.
-    sizes_only = all(_compat.factor_operands(factor)[0] == "var" for factor, _ in factors)
-    single = len(factors) == 1 and factors[0][1] == 1
-    if len(signs) > 1 or not (sizes_only or single):
-        return float("nan")
-    return signs.pop() * (1 if coefficient > 0 else -1)

@@ -85,8 +85,6 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
         params["feature_group_count"] != 1 or params["batch_group_count"] != 1
     ):
         ctx.refuse(eqn, "has a ragged number of output features in groups.")
-    if any(_compat.evaluate(rhs.shape[a], dict.fromkeys(ctx.sizes, 1)) < 1 for a in rhs_axes):
-        ctx.refuse(eqn, "has a kernel that is empty at some lengths.")
     left = ctx.fill(lhs, [lhs_feature, *lhs_axes], 0)
     right = ctx.fill(rhs, [rhs_feature, *rhs_axes], 0)
     if not lhs.ragged(lhs_axes) and not rhs.ragged(rhs_axes):
