@@ -104,6 +104,23 @@ def test_sorting_real_infinities_and_nan_never_takes_padding_first(sort):
     assert_exact(sort, xs, spec=VECTOR, grid=SMALL)
 
 
+def test_the_top_five_of_real_infinities_and_nan_and_an_error_for_fewer_examples():
+    xs = [special(n) for n in (5, 8, 13, 3, 32)]
+    run = assert_exact(lambda x: lax.top_k(x, 5), xs, spec=VECTOR, grid=SMALL)
+    with pytest.raises(ValueError, match="top_k must be no larger than size"):
+        run(xs)
+
+
+def test_an_error_of_the_functions_own_for_short_examples_is_theirs_alone():
+    def differences(x):
+        if x.shape[0] < 2:
+            raise ValueError("too short")
+        return jnp.diff(x)
+
+    run = assert_exact(differences, normals((1, 3, 17, 1)), spec=VECTOR, grid=SMALL)
+    assert "too short" in str(run(normals((3, 1)), errors="return")[1])
+
+
 # --- layers ---------------------------------------------------------------------------------------
 
 
