@@ -183,6 +183,10 @@ INDEXING = {
     ),
     "write into a table": Case(lambda t, x: t.at[: x.shape[0]].set(x), shared=(TABLE,)),
     "add into a table": Case(lambda t, x: t.at[: x.shape[0]].add(x), shared=(TABLE,)),
+    "positions of what is true": Case(
+        lambda x: (jnp.nonzero(x[:, 0] > 0, size=3, fill_value=-1)[0], jnp.unique(x[:, 1], size=3)),
+        grad=False,
+    ),
     "set the last": Case(lambda x: (x.at[-1].set(0), x.at[-1:].set(5))),
 }
 

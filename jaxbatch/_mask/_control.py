@@ -8,6 +8,7 @@ branch not taken: what they would read there is padding, and they might never en
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -31,6 +32,21 @@ def arrays(values: Any, variables: Any) -> list[Any]:
 def _call(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     jaxpr = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr", "call") if key in eqn.params)
     return ctx.call(eqn, *_compat.open_jaxpr(jaxpr), xs)
+
+
+@define("call_hi_primitive", "call")
+def _call_hi_primitive(ctx: Context, eqn: Any, *xs: Padded) -> Any:
+    """Look into an operation that JAX itself expands while lowering."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    try:
+        closed = jax.make_jaxpr(lambda *args: eqn.primitive.to_lojax(*args, **eqn.params))(*avals)
+    except NotImplementedError:
+        ctx.refuse(eqn, "cannot be looked into.")
+    return ctx.call(eqn, _compat.consts_as_inputs(closed), (), [*map(_unpadded, closed.consts), *xs])
+
+
+def _unpadded(const: Any) -> Padded:
+    return Padded(const, np.shape(const))
 
 
 # --- loops -----------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ defrefused(
     "gives results that depend on the whole padded shape.",
 )
 defrefused(
-    "ragged_dot_general scaled_dot call_exported call_hi_primitive pallas_call ffi_call custom_partitioning "
-    "shard_map",
+    "ragged_dot_general scaled_dot call_exported pallas_call ffi_call custom_partitioning shard_map",
     "kernel",
     "is a kernel or a call that cannot be looked into; give the function around it a padded form of its own.",
 )
