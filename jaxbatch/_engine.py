@@ -135,7 +135,10 @@ class Engine:
         make = lambda: self._registered(  # noqa: E731
             self.function.exact(shared, signature, self._ladders(), lengths)
         )
-        return self._traces.get(signature, make)[0]
+        traced, made = self._traces.get(signature, make)
+        if made:
+            self._traces.evict(lambda _, traced: traced.is_exact)
+        return traced
 
     def _ladders(self) -> Ladders:
         if self._inferred or self._grid is None:

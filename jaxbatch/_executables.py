@@ -120,6 +120,9 @@ def _uses(leaf: Leaf, dim: str) -> bool:
 # --- one maker for each key ------------------------------------------------------------------------
 
 
+MAX_EXACT = 256  # programs for exact sizes that a function keeps; nothing else bounds their number
+
+
 class SingleFlight:
     """A dictionary whose missing values are made once, by the first thread that asks."""
 
@@ -130,9 +133,10 @@ class SingleFlight:
     def get(self, key: Hashable, make: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the value, and whether this call made it; what `make` raises reaches all who waited."""
         with self._lock:
-            future, missed = self._futures.get(key), False
+            future, missed = self._futures.pop(key, None), False
             if future is None:
-                future, missed = self._futures.setdefault(key, Future()), True
+                future, missed = Future(), True
+            self._futures[key] = future  # at the end: the order is that of the latest use
         if missed:
             try:
                 future.set_result(make())
@@ -145,8 +149,22 @@ class SingleFlight:
                 raise
         return future.result(), missed
 
+    def evict(self, among: Callable[[Any, Any], bool], keep: int = MAX_EXACT) -> int:
+        """Drop values, the least recently used first, until `keep` are left of those `among(key, value)`.
+
+        Returns:
+          How many were dropped. One that is in use elsewhere lives on there.
+        """
+        with self._lock:
+            done = {k: f.result() for k, f in self._futures.items() if f.done() and not f.exception()}
+            members = [key for key, value in done.items() if among(key, value)]
+            dropped = members[: max(len(members) - keep, 0)]
+            for key in dropped:
+                del self._futures[key]
+        return len(dropped)
+
     def ready(self) -> list[Any]:
-        """Return the keys whose values exist, oldest first."""
+        """Return the keys whose values exist, least recently used first."""
         with self._lock:
             return [key for key, future in self._futures.items() if future.done() and not future.exception()]
 
@@ -204,12 +222,14 @@ class CompileStatistics:
       exact_compiles: programs compiled for exact sizes.
       compile_seconds: tracing under batching, lowering and compiling, of both kinds.
       hits: requests answered without compiling, waits for another thread's compile included.
+      evictions: programs for exact sizes that were dropped for later ones.
     """
 
     compiles: int = 0
     exact_compiles: int = 0
     compile_seconds: float = 0.0
     hits: int = 0
+    evictions: int = 0
 
 
 class Executables:
@@ -244,6 +264,8 @@ class Executables:
         program, made = self._store.get(key, make)
         if not made:
             self._count(hits=1)
+        elif key.exact:
+            self._count(evictions=self._store.evict(lambda key, _: key.exact))
         return program
 
     def __contains__(self, key: Key) -> bool:

@@ -108,7 +108,7 @@ class Statistics(CompileStatistics):
         head = (
             f"{self.examples} examples in {self.batches} batches, {self.padding_share:.1%} padding; "
             f"{self.compiles} programs ({self.exact_compiles} more for exact sizes) compiled "
-            f"in {self.compile_seconds:.2f} s, {self.hits} hits"
+            f"in {self.compile_seconds:.2f} s, {self.hits} hits, {self.evictions} evictions"
         )
         rows = [(_name(bucket), each) for bucket, each in self.buckets.items()]
         if self.exact.batches:

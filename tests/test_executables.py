@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxbatch as jb
 from jaxbatch import CompileMissError
 from jaxbatch._executables import (
     CompileStatistics,
@@ -187,3 +188,13 @@ def test_statistics_are_snapshots():
     before = executables.statistics()
     executables.get(KEY, lambda: None)
     assert before == CompileStatistics() and executables.statistics() != before
+
+
+def test_programs_for_exact_sizes_are_bounded_and_the_oldest_go_first(monkeypatch):
+    monkeypatch.setattr(SingleFlight.evict, "__defaults__", (2,))
+    run = jb.batched(lambda x: x * 2, spec=jb.spec("n", "float32"), grid=jb.Grid(n=1), oversize="exact")
+    for n in (3, 4, 3, 5, 3):  # 4 is the least recently used when 5 comes
+        run([np.ones(n, np.float32)])
+    assert (run.statistics().exact_compiles, run.statistics().evictions) == (3, 1)
+    run([np.ones(4, np.float32)])
+    assert (run.statistics().exact_compiles, run.statistics().evictions) == (4, 2)
