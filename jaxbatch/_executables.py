@@ -149,8 +149,8 @@ class SingleFlight:
                 raise
         return future.result(), missed
 
-    def evict(self, among: Callable[[Any, Any], bool], keep: int = MAX_EXACT) -> int:
-        """Drop values, the least recently used first, until `keep` are left of those `among(key, value)`.
+    def evict(self, among: Callable[[Any, Any], bool]) -> int:
+        """Drop values, the least recently used first, until `MAX_EXACT` of those `among(key, value)` are left.
 
         Returns:
           How many were dropped. One that is in use elsewhere lives on there.
@@ -158,7 +158,7 @@ class SingleFlight:
         with self._lock:
             done = {k: f.result() for k, f in self._futures.items() if f.done() and not f.exception()}
             members = [key for key, value in done.items() if among(key, value)]
-            dropped = members[: max(len(members) - keep, 0)]
+            dropped = members[: max(len(members) - MAX_EXACT, 0)]
             for key in dropped:
                 del self._futures[key]
         return len(dropped)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxbatch as jb
-from jaxbatch import CompileMissError
+from jaxbatch import CompileMissError, _executables
 from jaxbatch._executables import (
     CompileStatistics,
     Executables,
@@ -191,7 +191,7 @@ def test_statistics_are_snapshots():
 
 
 def test_programs_for_exact_sizes_are_bounded_and_the_oldest_go_first(monkeypatch):
-    monkeypatch.setattr(SingleFlight.evict, "__defaults__", (2,))
+    monkeypatch.setattr(_executables, "MAX_EXACT", 2)
     run = jb.batched(lambda x: x * 2, spec=jb.spec("n", "float32"), grid=jb.Grid(n=1), oversize="exact")
     for n in (3, 4, 3, 5, 3):  # 4 is the least recently used when 5 comes
         run([np.ones(n, np.float32)])
