@@ -150,7 +150,7 @@ class SingleFlight:
         return future.result(), missed
 
     def evict(self, among: Callable[[Any, Any], bool]) -> int:
-        """Drop values, the least recently used first, until `MAX_EXACT` of those `among(key, value)` are left.
+        """Drop the least recently used values until `MAX_EXACT` of those `among(key, value)` are left.
 
         Returns:
           How many were dropped. One that is in use elsewhere lives on there.

@@ -236,6 +236,21 @@ CONTROL = {
         ),
         grad=False,
     ),
+    "loop in a branch": Case(
+        lambda x: lax.cond(
+            x.sum() > 0, lambda s: lax.while_loop(lambda c: c < 10, lambda c: c * 2, s), lambda s: -s, x.sum()
+        ),
+        grad=False,
+    ),
+    "loop in a loop": Case(
+        lambda x: lax.while_loop(
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, lax.while_loop(lambda v: v < 10 * c[0], lambda v: v * 2, c[1])),
+            (jnp.argmax(x[:, 0]) * 1.0, jnp.abs(x).max() * jnp.where(x.shape[0] > 1, 1, -1) + 0.1),
+        ),
+        lengths=(2, 5, 8),
+        grad=False,
+    ),
     "loop on data in a scan": Case(
         lambda x: lax.scan(
             lambda c, v: (lax.while_loop(lambda a: a < c + 1, lambda a: a * 2, v), v),

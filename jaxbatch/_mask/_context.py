@@ -274,8 +274,9 @@ class Context:
             rule = lookup(inner.primitive)
             if rule is not None and rule.always:
                 return True
-            if self.active is not None and inner.primitive.name == "while":
-                return True
+            loops = inner.primitive.name in ("while", "cond")
+            if loops and (self.active is not None or has_inner_loop(inner)):
+                return True  # under vmap a branch not taken runs too; its loop must not
             shapes = (getattr(v.aval, "shape", ()) for v in itertools.chain(inner.invars, inner.outvars))
             if any(map(mentions_dims, shapes)) or any(map(mentions_dims, inner.params.values())):
                 return True
@@ -327,6 +328,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return rebuild(value, plain)
     return int(value) if isinstance(value, np.integer) else value
+
+
+def has_inner_loop(eqn: jex_core.JaxprEqn) -> bool:
+    """Tell whether a loop on data lies inside an equation."""
+    return any(inner is not eqn and inner.primitive.name == "while" for inner in walk(eqn))
 
 
 def walk(eqn: jex_core.JaxprEqn) -> Iterator[jex_core.JaxprEqn]:

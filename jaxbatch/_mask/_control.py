@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .. import _compat
-from ._context import Context, Padded, select
+from ._context import Context, Padded, has_inner_loop, select
 from ._layout import fit
 from ._registry import define
 
@@ -96,10 +96,11 @@ def _while(ctx: Context, eqn: Any, *xs: Padded) -> Any:
         """Return the predicate: one bool, or one for each lane of a loop that `vmap` has batched."""
         (go,) = ctx.run(cond, cond_consts, [*cond_args, *carry])
         go = ctx.fill(Padded(go, go_aval.shape), range(len(go_aval.shape)), False)
-        return go if ctx.active is None else go & ctx.active
+        return go if ctx.active is None else go & _for_lanes(ctx.active, go)
 
     def step(carry: list[Any]) -> list[Any]:
-        new = arrays(ctx.run(body, body_consts, [*body_args, *carry]), body.outvars)
+        inner = ctx.within(going(carry)) if has_inner_loop(eqn) else ctx
+        new = arrays(inner.run(body, body_consts, [*body_args, *carry]), body.outvars)
         if not go_aval.shape:
             return new
         go = going(carry)  # a lane that has ended keeps its carry while others go on
@@ -107,6 +108,13 @@ def _while(ctx: Context, eqn: Any, *xs: Padded) -> Any:
         return [lax.select(lane, n, old) for lane, n, old in zip(lanes, new, carry, strict=True)]
 
     return lax.while_loop(lambda carry: going(carry).any(), step, init)
+
+
+def _for_lanes(active: Any, go: Any) -> Any:
+    """Return which lanes of an inner loop may run; one that has no lanes runs if any outer lane does."""
+    if np.ndim(active) > go.ndim:
+        return active.any()
+    return lax.broadcast_in_dim(active, go.shape, range(np.ndim(active)))
 
 
 @define("size_switch", "control flow")
