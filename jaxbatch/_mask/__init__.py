@@ -1,7 +1,8 @@
 """The mask transform: a function of one example at its exact size, run padded, with the same answer.
 
-Reading order: `_registry` (what a rule is), `_context` (how a jaxpr is interpreted), the rules by family,
-`_transform` (the function that comes out, with its own differentiation rule).
+Reading order: `_registry` (what a rule is), `_context` (how a jaxpr is interpreted, with `_sizes` for what to
+allocate and `_knowledge` for which fills cannot matter), the rules by family, `_transform` (the function that
+comes out, with its own differentiation rule, for which `_primal` makes a program differentiable).
 """
 
 from . import (  # noqa: F401
@@ -17,9 +18,7 @@ from . import (  # noqa: F401
     _sort,
     _window,
 )
-from ._context import Context as Context
 from ._context import Fill as Fill
-from ._context import Padded as Padded
 from ._custom import CustomPadding as CustomPadding
 from ._custom import custom_padding as custom_padding
 from ._registry import register as register

@@ -39,11 +39,7 @@ def fit(data: Any, axis: int, size: int) -> Any:
     if have > size:
         return lax.slice_in_dim(data, 0, size, axis=axis)
     config = [(0, size - have if a == axis else 0, 0) for a in range(data.ndim)]
-    return lax.pad(data, _zero(data), config)
-
-
-def _zero(data: Any) -> Any:
-    return np.zeros((), data.dtype)
+    return lax.pad(data, np.zeros((), data.dtype), config)
 
 
 def window(ctx: Context, data: Any, axis: int, start: Dim, out: Dim, stride: int = 1) -> Any:
@@ -112,7 +108,7 @@ def _pad(ctx: Context, eqn: Any, x: Padded, value: Padded) -> Any:
         reaches_past = _compat.is_symbolic(high) or high > 0
         if reaches_past:  # cells right of the valid part become part of the result
             data = ctx.fill(Padded(data, _with(x.shape, axis, data)), [axis], value.data)
-        data = pad_axis(ctx, data, value.data, axis, x.shape[axis], low, interior, ctx.size(out[axis]))
+        data = pad_axis(ctx, data, value.data, axis, low, interior, ctx.size(out[axis]))
     return data
 
 
@@ -123,9 +119,7 @@ def _with(shape: Shape, axis: int, data: Any) -> Shape:
     )
 
 
-def pad_axis(
-    ctx: Context, data: Any, value: Any, axis: int, dim: Dim, low: Dim, interior: int, size: int
-) -> Any:
+def pad_axis(ctx: Context, data: Any, value: Any, axis: int, low: Dim, interior: int, size: int) -> Any:
     """Dilate an axis, shift it by the true `low`, and return `size` cells of it."""
 
     def config(lo: int, hi: int) -> list[tuple[int, int, int]]:

@@ -40,11 +40,6 @@ class Masked:
         self.program = program
         self._num_clean = len(program.out_avals) if num_clean is None else num_clean
 
-    def out_sizes(self, sizes: Sizes) -> list[tuple[int, ...]]:
-        """Return the allocated shape of every output leaf."""
-        ctx = Context({}, sizes, name=self.program.name)
-        return [ctx.shape(aval.shape) for aval in self.program.out_avals]
-
     def __call__(
         self,
         lengths: Lengths,

@@ -27,7 +27,6 @@ def align(
     ctx: Context,
     data: Any,
     axes: Sequence[int],
-    shape: Sequence[Dim],
     padding: Sequence[tuple[Dim, Dim]],
     dilation: Sequence[int],
     window: Sequence[int],
@@ -40,7 +39,6 @@ def align(
     Args:
       data: the filled operand.
       axes: its spatial axes; the other sequences have one entry for each of them.
-      shape: the true sizes.
       padding: the true (low, high) padding.
       dilation: the operand's dilation.
       window: the window's allocated extent, dilation included.
@@ -56,7 +54,7 @@ def align(
         low, step = padding[k][0], dilation[k]
         reach = (out[k] - 1) * strides[k] + window[k] if out[k] > 0 else 0
         if _compat.is_symbolic(low):
-            data = pad_axis(ctx, data, value, axis, shape[k], low, step - 1, max(reach, 1))
+            data = pad_axis(ctx, data, value, axis, low, step - 1, max(reach, 1))
             low, step = 0, 1
         if out[k] == 0:
             reach = window[k] - 1  # no room for a single window
@@ -94,7 +92,6 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
         ctx,
         left,
         lhs_axes,
-        [lhs.shape[a] for a in lhs_axes],
         params["padding"],
         params["lhs_dilation"],
         [_dilated(right.shape[a], d) for a, d in zip(rhs_axes, params["rhs_dilation"], strict=True)],
@@ -133,7 +130,6 @@ def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) ->
         ctx,
         data,
         axes,
-        x.shape,
         params["padding"],
         params["base_dilation"],
         ctx.shape(window),
@@ -148,7 +144,11 @@ def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) ->
 def _reduce_window(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     operands, inits = xs[: len(xs) // 2], xs[len(xs) // 2 :]
     body, _ = _compat.open_jaxpr(eqn.params["jaxpr"])
-    identity = _identities.get(body.eqns[0].primitive.name) if len(body.eqns) == len(operands) == 1 else None
+    identity = None
+    if len(operands) == 1 and len(body.eqns) == 1:
+        (only,) = body.eqns
+        plain = set(only.invars) == set(body.invars) and only.outvars == body.outvars
+        identity = _identities.get(only.primitive.name) if plain else None
     if identity is None:
         ctx.refuse(eqn, "slides an operation whose identity is not known.")
     (x,) = operands
@@ -184,7 +184,6 @@ def _select_and_scatter_add(ctx: Context, eqn: Any, source: Padded, x: Padded) -
         ctx,
         ctx.fill(x, axes, value),
         axes,
-        x.shape,
         params["padding"],
         (1,) * len(x.shape),
         ctx.shape(params["window_dimensions"]),
