@@ -14,9 +14,9 @@ import jax
 
 from . import _compat
 from ._errors import MaskError
-from ._program import Program, Shape, evaluate_shape, symbolic_dims
+from ._program import Bounds, Program, Shape, evaluate_shape, symbolic_dims
 
-Trace = Callable[[Mapping[str, Any], Mapping[str, tuple[int, int]]], Program]
+Trace = Callable[[Mapping[str, Any], Bounds], Program]
 """Traces at these sizes, "rows" among them, that hold within these bounds if they are symbolic."""
 
 

@@ -15,13 +15,12 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from . import _branches, _compat
-from ._branches import SizeTestError
+from ._branches import Bounds, SizeTestError
 from ._closed_over import hoist
 from ._errors import MaskError
 
 Dim = Any  # an int, or a symbolic dimension such as 2*n + 1
 Shape = tuple[Dim, ...]
-Bounds = Mapping[str, tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Program:
       bounds: the smallest and largest length of each dim, inclusive, for which the trace holds.
       out_tree: the function's own output structure.
       name: the function's name, for messages.
-      failures: lengths at which the function itself raises, and what; the program does not hold for them.
+      failures: bounds of lengths at which the function itself raises; the program does not hold for them.
     """
 
     jaxpr: jex_core.Jaxpr
@@ -44,7 +43,7 @@ class Program:
     bounds: Bounds
     out_tree: Any
     name: str
-    failures: tuple[tuple[Bounds, Exception], ...] = ()
+    failures: tuple[Bounds, ...] = ()
 
     @property
     def in_avals(self) -> list[Any]:
@@ -121,7 +120,7 @@ def _trace(
         halves = None if error.difference is None else _branches.split(error.difference, bounds)
         if halves is None or pieces < 2:
             raise
-        programs, failures = [], []
+        programs, raised = [], []
         for half in halves:
             try:
                 programs.append(_trace(f, _within(leaves, half), half, name, derived, partial, pieces - 1))
@@ -130,12 +129,12 @@ def _trace(
             except Exception as own:
                 if not partial:
                     raise
-                failures.append((half, own))
+                raised.append((half, own))
         if not programs:
-            raise failures[0][1] from None
+            raise raised[0][1] from None
         if sum(map(_num_pieces, programs)) > pieces:
             raise
-        failures += [failure for program in programs for failure in program.failures]
+        failures = [half for half, _ in raised] + [each for program in programs for each in program.failures]
         return dataclasses.replace(_joined(programs, leaves, bounds, name), failures=tuple(failures))
 
 

@@ -25,10 +25,10 @@ from ._traced import (
     Function,
     Ladders,
     Traced,
-    evaluate,
     example_avals,
     named_lengths,
     program_text,
+    run_program,
 )
 
 
@@ -126,7 +126,7 @@ class SelfMasked(Traced):
         program, _ = self._program(bucket)
 
         def run(counts: Any, consts: Any, shared: Any, examples: Any) -> Any:
-            return evaluate(program, consts, [*counts, *shared, *examples])
+            return run_program(program, consts, [*counts, *shared, *examples])
 
         return run
 

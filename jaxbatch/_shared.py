@@ -80,4 +80,4 @@ def _paths(args: Sequence[Any], names: Sequence[str], split: Split) -> list[str]
         for arg, name in zip(args, names, strict=True)
         for path, _ in jax.tree_util.tree_leaves_with_path(arg)
     ]
-    return [path for path, traced in zip(paths, split._traced, strict=True) if traced]
+    return [path for path, traced in zip(paths, split.traced, strict=True) if traced]

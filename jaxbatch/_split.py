@@ -23,13 +23,14 @@ class Split:
     Attributes:
       arrays: the traced leaves, in order, as they were given.
       static: trees and static leaves, hashable.
+      traced: for each leaf, whether it is one of `arrays`.
     """
 
     arrays: tuple[Any, ...]
     static: Hashable
+    traced: tuple[bool, ...]
     _trees: tuple[Any, ...]
     _leaves: tuple[Any, ...]
-    _traced: tuple[bool, ...]
 
     @classmethod
     def of(cls, args: Sequence[Any]) -> "Split":
@@ -42,9 +43,9 @@ class Split:
         return cls(
             arrays=tuple(leaf for leaf, t in zip(leaves, traced, strict=True) if t),
             static=(trees, traced, tuple(_hashable(x) for x, t in zip(leaves, traced, strict=True) if not t)),
+            traced=traced,
             _trees=trees,
             _leaves=tuple(None if t else leaf for leaf, t in zip(leaves, traced, strict=True)),
-            _traced=traced,
         )
 
     @property
@@ -61,9 +62,7 @@ class Split:
     def rebuild(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments with `arrays`, which may be traced, in the place of their own."""
         given = iter(arrays)
-        leaves = iter(
-            [next(given) if t else leaf for leaf, t in zip(self._leaves, self._traced, strict=True)]
-        )
+        leaves = iter([next(given) if t else leaf for leaf, t in zip(self._leaves, self.traced, strict=True)])
         return [tree.unflatten([next(leaves) for _ in range(tree.num_leaves)]) for tree in self._trees]
 
 

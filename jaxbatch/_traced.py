@@ -23,7 +23,7 @@ from ._batch import Residuals
 from ._executables import Key, Signature, compile_program
 from ._grid import Bucket
 from ._mask import Masked
-from ._program import Program, evaluate_shape, symbolic_dims, trace
+from ._program import Bounds, Program, evaluate_shape, symbolic_dims, trace
 from ._shared import Shared
 from ._spec import Spec
 
@@ -81,7 +81,7 @@ class Function:
         return PerExample(self.name, signature, (), True, shared.abstract(), program, None, ladders)
 
     def _trace(
-        self, shared: Shared, signature: Signature, dims: Mapping[str, Any], bounds: Mapping
+        self, shared: Shared, signature: Signature, dims: Mapping[str, Any], bounds: Bounds
     ) -> Program:
         leaves = [*shared.avals(), *example_avals(self.spec, signature, dims)]
         flat = lambda *leaves: self.f(*self.arguments(shared, leaves))  # noqa: E731
@@ -118,7 +118,7 @@ class Traced(abc.ABC):
     shared: Shared
 
     @property
-    def failures(self) -> Sequence[Mapping[str, tuple[int, int]]]:
+    def failures(self) -> Sequence[Bounds]:
         """Bounds of lengths at which the function itself raises, so that no bucket serves them."""
         return ()
 
@@ -190,8 +190,8 @@ class PerExample(Traced):
     ladders: Ladders
 
     @property
-    def failures(self) -> Sequence[Mapping[str, tuple[int, int]]]:  # noqa: D102
-        return [bounds for bounds, _ in self.program.failures]
+    def failures(self) -> Sequence[Bounds]:  # noqa: D102
+        return self.program.failures
 
     @property
     def out_tree(self) -> Any:  # noqa: D102
@@ -210,7 +210,7 @@ class PerExample(Traced):
 
         def one(length: Any, leaves: Any, consts: Any, shared: Any) -> Any:
             if self.masked is None:
-                return evaluate(self.program, consts, [*shared, *leaves])
+                return run_program(self.program, consts, [*shared, *leaves])
             named = {dim: length[i] for i, dim in enumerate(self.dims)}
             return self.masked(named, sizes, [*shared, *leaves], consts=consts, floors=floors)
 
@@ -246,7 +246,7 @@ def named_lengths(dims: Sequence[str], residuals: Residuals) -> dict[str, np.nda
     return dict(zip(dims, residuals.lengths.astype(np.int64).T, strict=True))
 
 
-def evaluate(program: Program, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+def run_program(program: Program, consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     """Run a program that was traced at concrete sizes."""
     return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(program.jaxpr, []))(*consts, *leaves)
 
