@@ -33,7 +33,7 @@ FEW = (3, 17)  # for what takes long to compile
 
 
 def test_a_softmax_weighted_sum_gives_padding_no_weight():
-    assert_exact(lambda x: (jax.nn.softmax(x, 0) * x).sum(0), normals(width=4), spec=ROWS)
+    assert_exact(lambda x: (jax.nn.softmax(x, 0) * x).sum(0), normals(), spec=VECTOR)
 
 
 def test_reductions_of_negative_data_do_not_take_zero_for_their_identity():
@@ -253,7 +253,7 @@ def test_square_matrices_are_not_solved_together_with_their_padding():
         b = a[:, 0] + 1
         return jnp.linalg.inv(a), jnp.linalg.slogdet(a), jnp.linalg.solve(a, b), jnp.linalg.cholesky(a)
 
-    xs = [positive_definite(n) for n in (1, 3, 4, 7)]
+    xs = [positive_definite(n) for n in (3, 4, 7)]
     assert_exact(solve, xs, **SQUARES)
     assert_exact(lambda a: (jnp.trace(a), jnp.triu(a), jnp.tril(a), a.T @ a, jnp.diag(a)), xs, **SQUARES)
 

@@ -27,15 +27,14 @@ def test_a_row_alone_and_in_a_batch_of_32_differ_by_no_more_than_the_documented_
     assert_close(together, [np.asarray(reference(w, x)) for x in xs])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_counts_of_a_thousand_are_right_in_half_precision(dtype):
+def test_counts_of_a_thousand_are_right_in_half_precision():
     def count(x):
         ones = jnp.ones_like(x)
         stuck = lax.fori_loop(0, x.shape[0], lambda i, c: c + jnp.ones((), x.dtype), jnp.zeros((), x.dtype))
         return ones.sum(), ones.mean(), (x == x).sum(), x / x.shape[0], x.mean(), stuck
 
-    xs = [np.ones(n, jnp.dtype(dtype)) for n in (1000, 3)]
-    run = assert_exact(count, xs, spec=jb.spec("n", dtype), grid=jb.Grid(n=[4, 1024], rows=1))
+    xs = [np.ones(n, jnp.bfloat16) for n in (1000, 3)]
+    run = assert_exact(count, xs, spec=jb.spec("n", "bfloat16"), grid=jb.Grid(n=[4, 1024], rows=1))
     total, mean, *_ = run(xs)[0]
     assert (total, mean) == (1000, 1)
 

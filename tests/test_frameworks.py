@@ -173,16 +173,9 @@ def plain_layers(params, x):
 
 
 def plain():
-    layers = [
-        {
-            "q": normal_weights(4, 4, seed=i),
-            "k": normal_weights(4, 4, seed=i + 10),
-            "kernel": normal_weights(3, 4, 4, seed=i + 20),
-            "bias": normal_weights(4, seed=i + 30),
-        }
-        for i in range(2)
-    ]
-    return plain_layers, {"layers": layers}
+    shapes = {"q": (4, 4), "k": (4, 4), "kernel": (3, 4, 4), "bias": (4,)}
+    layer = {name: normal_weights(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    return plain_layers, {"layers": [layer]}
 
 
 MODELS = {
@@ -243,16 +236,9 @@ def test_debugging_for_nans_trips_over_no_padding_of_a_gradient():
 # --- gradients ------------------------------------------------------------------------------------
 
 
-# `test_cases_gradients` has those of a plain function, under every poison.
-LAYERED = {
-    "linen": lambda: linen(LinenLayers(2)),
-    "equinox": lambda: equinox(EquinoxLayers),
-}
-
-
-@pytest.mark.parametrize("name", LAYERED)
-def test_gradients_of_a_two_layer_model_in_both_orders_are_the_sum_of_the_unpadded_ones(name):
-    apply, params = as_function_of_parameters(*LAYERED[name]())
+def test_gradients_of_a_two_layer_model_in_both_orders_are_the_sum_of_the_unpadded_ones():
+    # `test_cases_gradients` has those of a plain function, under every poison.
+    apply, params = as_function_of_parameters(*linen(LinenLayers(2)))
 
     def loss(params, x):
         outs = jax.tree.leaves(apply(params, x))
@@ -287,8 +273,16 @@ def texts(num):
     return list(itertools.islice(paragraphs, num))
 
 
+RELATED = (
+    ("How do I solve a system of linear equations?", "Find x such that A x = b, for a square matrix."),
+    ("A man is eating food.", "Someone is having lunch."),
+    ("The parliament passed the law.", "Lawmakers approved the new bill."),
+    ("The cat sleeps on the sofa.", "A kitten is napping on a couch."),
+)
+
+
 @pytest.mark.weights
-def test_minilm_embeds_each_of_200_texts_as_in_an_unpadded_call():
+def test_minilm_embeds_each_of_200_texts_as_in_an_unpadded_call_and_ranks_related_sentences_first():
     model, params, tokenizer = real("minilm")
     lengths = np.array([3, 17, 65])  # few, since the oracle compiles for each
     tokens = [ids[: lengths[lengths <= len(ids)].max()] for ids in tokenizer(texts(200)) if len(ids) > 2]
@@ -298,19 +292,9 @@ def test_minilm_embeds_each_of_200_texts_as_in_an_unpadded_call():
     single = jax.jit(model.embed)
     for vector, ids in zip(vectors, tokens, strict=True):
         assert_close(vector, np.asarray(single(params, ids)))
-
-
-@pytest.mark.weights
-def test_minilm_ranks_related_sentences_first_in_one_batch():
-    model, params, tokenizer = real("minilm")
-    pairs = [
-        ("How do I solve a system of linear equations?", "Find x such that A x = b, for a square matrix."),
-        ("A man is eating food.", "Someone is having lunch."),
-        ("The parliament passed the law.", "Lawmakers approved the new bill."),
-        ("The cat sleeps on the sofa.", "A kitten is napping on a couch."),
-    ]
-    run = jb.batched(model.embed, (None, 0), grid=jb.Grid(n=16, rows=8))
-    questions, answers = (np.stack(run(params, tokenizer(list(texts)))) for texts in zip(*pairs, strict=True))
+    questions, answers = (
+        np.stack(run(params, tokenizer(list(sentences)))) for sentences in zip(*RELATED, strict=True)
+    )
     assert np.argmax(questions @ answers.T, axis=1).tolist() == [0, 1, 2, 3]
 
 
