@@ -48,6 +48,7 @@ def causal(x):
 
 
 ELEMENTWISE = {
+    "constants": Case(lambda x: x * jnp.exp(1.0) + lax.exp(np.float32(1)) - (1.0 - x) / 2),
     "arithmetic": Case(lambda x: x * 2 + 1),
     "where over the mean": Case(lambda x: jnp.where(x > 0, x, x.mean())),
     "nested vmap": Case(lambda x: jax.vmap(lambda r: r * r.sum() + x.sum())(x)),
@@ -76,9 +77,9 @@ REDUCTIONS = {
     "contracted with itself": Case(
         lambda x: (jnp.einsum("ab,ab->b", x, x), jnp.einsum("ab,ab->", x, x), x[:, 0] @ x[:, 0])
     ),
-    "fold from any start": Case(
+    "an arbitrary fold": Case(
         lambda x: (
-            lax.reduce(x, np.float32(2), lambda a, b: a + b, (0,)),
+            lax.reduce(x, np.float32(0), lambda a, b: a + b, (0,)),
             lax.reduce(x, np.float32(0), lambda a, b: jnp.maximum(a, b), (0, 1)),
             lax.reduce(
                 (x, x * 2), (np.float32(1), np.float32(0)), lambda a, b: (a[0] * b[0], a[1] + b[1]), (0,)
@@ -86,8 +87,8 @@ REDUCTIONS = {
         ),
         grad=False,
     ),
-    "windowed fold from any start": Case(
-        lambda x: lax.reduce_window(x, np.float32(2), lambda a, b: a + b, (2, 1), (2, 1), "SAME"),
+    "windowed fold": Case(
+        lambda x: lax.reduce_window(x, np.float32(0), lambda a, b: a + b, (2, 1), (2, 1), "SAME"),
         grad=False,
     ),
     "custom monoid": Case(lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b, (0,)), grad=False),
@@ -290,6 +291,16 @@ LINALG = {
     "log determinant": Case(lambda x: jnp.linalg.slogdet(spd(x)), tolerance=1e-4),
     "thin QR": Case(lambda x: jnp.linalg.qr(x), lengths=(4, 5, 8), tolerance=1e-4, grad=False),
     "singular values": Case(lambda x: jnp.linalg.svd(x, compute_uv=False), tolerance=1e-4, grad=False),
+    "many fixed matrices": Case(
+        lambda x: (
+            jnp.linalg.eigvalsh(x + x.mT),
+            jnp.abs(jnp.fft.fft(x[..., 0], axis=1)),
+            jnp.linalg.svd(x)[1],
+        ),
+        ["n, 3, 3"],
+        grad=False,
+        tolerance=1e-4,
+    ),
     "tridiagonal": Case(
         lambda x: lax.linalg.tridiagonal_solve(x[:, 0], 4 + x[:, 1], x[:, 2], x), tolerance=1e-4, grad=False
     ),

@@ -31,5 +31,6 @@ defelementwise(
     "sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
     "stop_gradient sub tan tanh tie xor zeros_like zeta"
 )
+defelementwise("threefry2x32 threefry4x32 philox2x32 philox4x32")
 defelementwise("random_clone random_fold_in random_seed random_unwrap random_wrap")
 deffree("broadcast_in_dim empty empty2 squeeze stack transpose unstack")

@@ -34,6 +34,8 @@ def token(value: Any) -> Any:
 
 def deduced(eqn: Any, known: Mapping[Any, Facts], producers: Mapping[Any, Any]) -> Facts:
     """Return what an equation's output is known to hold, from its operands' facts."""
+    if not eqn.invars or isinstance(eqn.invars[0], jex_core.Literal):
+        return set()
     match eqn.primitive.name:
         case "sub":
             x, shift = eqn.invars

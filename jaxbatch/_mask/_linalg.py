@@ -71,7 +71,7 @@ def _qr(ctx: Context, eqn: Any, x: Padded) -> Any:
 
 @define("svd", "linear algebra", status="conditional", note="singular values alone; vectors are not unique")
 def _svd(ctx: Context, eqn: Any, x: Padded) -> Any:
-    if eqn.params["compute_uv"]:
+    if eqn.params["compute_uv"] and x.ragged([len(x.shape) - 2, len(x.shape) - 1]):
         ctx.refuse(
             eqn, "finds singular vectors, which are not unique and may come out different when padded."
         )

@@ -24,11 +24,35 @@ defrefused(
     "calls back to Python, which would see padding, filler rows and a batch.",
     always=True,
 )
-defrefused("fft", "spectral", "mixes every cell of a ragged axis at frequencies that depend on its size.")
-defrefused(
-    "eigh eig schur hessenberg tridiagonal householder_product",
+
+
+def defrefused_behind(names: str, family: str, num_axes: int | None, reason: str) -> None:
+    """Refuse primitives where one of their last `num_axes` axes is ragged; None asks the equation."""
+
+    def refuse(ctx: Context, eqn: Any, x: Padded) -> Any:
+        num = len(eqn.params["fft_lengths"]) if num_axes is None else num_axes
+        if x.ragged(range(len(x.shape) - num, len(x.shape))):
+            ctx.refuse(eqn, reason)
+        return ctx.bind(eqn, x.data)
+
+    define(names, family, status="conditional", note=f"fixed sizes along its own axes; else it {reason}")(
+        refuse
+    )
+
+
+defrefused_behind(
+    "fft", "spectral", None, "mixes every cell of a ragged axis at frequencies that depend on its size."
+)
+defrefused_behind(
+    "eigh eig schur hessenberg tridiagonal",
     "linear algebra",
+    2,
     "sorts or mixes what belongs to the matrix with what would belong to its padding.",
+)
+defrefused(
+    "householder_product",
+    "linear algebra",
+    "is what a QR factorisation is made of; use `jnp.linalg.qr` itself.",
 )
 defrefused(
     "approx_top_k rng_uniform rng_bit_generator random_gamma iota_2x32_shape",

@@ -38,7 +38,8 @@ class Allocation:
         values = self._values(dim)
         if values is None:
             raise MaskError(
-                f"{self._name}: no bound is known for the size {dim} in a bucket of {self._sizes}."
+                f"{self._name}: no bound is known for the size {dim} in a bucket of {self._sizes}. Write it "
+                f"so that it grows with its dims, or run such inputs at their exact sizes."
             )
         return int(np.max(values))
 
