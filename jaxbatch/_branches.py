@@ -117,7 +117,10 @@ def common_outs(pieces: Sequence[tuple[Bounds, Sequence[Any]]], dims: Mapping[st
       MaskError: the number, dtype or size of the outputs changes with the branch.
     """
     if len({tuple((a.dtype, len(a.shape)) for a in avals) for _, avals in pieces}) > 1:
-        raise MaskError("a branch on a size changes the number, rank or dtype of the outputs.")
+        raise MaskError(
+            "a branch on a size changes the number, rank or dtype of the outputs. Return the same kind of "
+            "outputs from both sides, or declare the dim as a fixed size."
+        )
     outs = []
     for column in zip(*(avals for _, avals in pieces), strict=True):
         shape = []
@@ -135,11 +138,14 @@ def _common_size(sizes: Sequence[Any], bounds: Sequence[Bounds], dims: Mapping[s
     for formula in [*known, *pairs]:
         if all(_agree(formula, size, own) for size, own in zip(sizes, bounds, strict=True)):
             return formula
-    raise MaskError(f"a branch on a size changes the size of an output: {' or '.join(map(str, sizes))}.")
+    raise MaskError(
+        f"a branch on a size changes the size of an output: {' or '.join(map(str, sizes))}. Return one size "
+        f"from both sides, or declare the dim as a fixed size."
+    )
 
 
 def _agree(formula: Any, own: Any, bounds: Bounds) -> bool:
-    """Tell whether a formula gives the piece's own size for all lengths within its bounds."""
+    """Tell whether a formula gives the piece's own size; wide bounds are sampled at 256 lengths a dim."""
     names = sorted(_compat.dim_names(formula) | _compat.dim_names(own))
     ranges = [np.unique(np.linspace(*bounds[name], num=256).astype(np.int64)) for name in names]
     env = dict(zip(names, np.meshgrid(*ranges, indexing="ij"), strict=True))

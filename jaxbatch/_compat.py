@@ -1,7 +1,8 @@
 """The only module that touches private JAX, and the only one that knows of JAX's versions.
 
-What is needed here and nowhere else: evaluating a symbolic dimension, the list of all primitives, the
-user's line for an equation, and noticing equality tests on symbolic sizes.
+It evaluates symbolic dimensions, lists all primitives, opens jaxprs of every version, finds the user's line
+for an equation, and notices equality tests on symbolic sizes. It changes two things in JAX itself: what a
+strided convolution's padding may be, and, from the first trace on, what such an equality test does.
 Everything is written for JAX 0.10 to 0.12; a name that disappears should break here, loudly.
 """
 

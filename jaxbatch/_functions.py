@@ -25,7 +25,7 @@ def function_of(
 
     Raises:
       SpecError: the spec cannot be read, or the grid has a dim that no example has.
-      ValueError: `in_axes` or `mask_arg` is none.
+      ValueError: `in_axes` holds something else than 0 and None, or `f` has no parameter `mask_arg`.
     """
     axes = tuple(in_axes) if isinstance(in_axes, Sequence) else None
     names = argument_names(f, None if axes is None else len(axes))
@@ -42,7 +42,8 @@ def function_of(
     dims = grid.dims if grid else example.dims
     if unknown := [dim for dim in dims if dim not in example.dims]:
         raise SpecError(
-            f"the grid has dim `{unknown[0]}`, but the spec has {', '.join(example.dims) or 'none'}."
+            f"the grid has dim `{unknown[0]}`, but the spec has {', '.join(example.dims) or 'none'}. Use the "
+            f"names of the spec in the grid."
         )
     name = function_name(f)
     if not masks_itself:

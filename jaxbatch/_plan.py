@@ -3,7 +3,7 @@
 Every example gets the smallest sizes that hold it; examples of equal sizes share batches, longest first, so
 that the largest program (and any memory error) comes first and neighbours are alike. As many of the largest
 batches as can be filled are used, and the remainder goes into the smallest number of rows that holds
-it: of each pair of sizes at most two numbers of rows are ever used.
+it: at each size at most two numbers of rows are used in one plan.
 """
 
 import dataclasses
@@ -63,6 +63,6 @@ def chunk(bucket: Bucket, indices: list[int], rows: tuple[int, ...]) -> list[Job
     """Cut the examples of one size into full batches and a remainder; `rows` are those allowed, ascending."""
     jobs = []
     for start in range(0, len(indices), rows[-1]):
-        chunk = tuple(indices[start : start + rows[-1]])
-        jobs.append(Job(bucket.with_rows(next(r for r in rows if r >= len(chunk))), chunk))
+        part = tuple(indices[start : start + rows[-1]])
+        jobs.append(Job(bucket.with_rows(next(r for r in rows if r >= len(part))), part))
     return jobs

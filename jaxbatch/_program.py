@@ -191,7 +191,10 @@ def _within(leaves: Sequence[Any], bounds: Bounds) -> list[Any]:
 def _joined(programs: Sequence[Program], leaves: Sequence[Any], bounds: Bounds, name: str) -> Program:
     """Return one program that switches between programs of narrower bounds."""
     if len({program.out_tree for program in programs}) > 1:
-        raise MaskError(f"{name}: a branch on a size changes the structure of the output.")
+        raise MaskError(
+            f"{name}: a branch on a size changes the structure of the output. Return the same structure from "
+            f"both sides, or declare the dim as a fixed size."
+        )
     whole = {d: dim for leaf in leaves for size in leaf.shape for d, dim in _plain_dims(size).items()}
     try:
         outs = _branches.common_outs([(p.bounds, p.out_avals) for p in programs], whole)

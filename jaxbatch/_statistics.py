@@ -76,7 +76,7 @@ class Statistics(CompileStatistics):
 
     @property
     def examples(self) -> int:
-        """Examples whose results were returned, or whose batch failed."""
+        """Examples of batches that ran to their end; those whose batch failed are not in it."""
         return self.total.examples
 
     @property

@@ -67,7 +67,10 @@ def assert_padding_invariant(
       >>> jb.testing.assert_padding_invariant(normalise, xs, spec=jb.spec("n", "float32"), grad=True)
     """
     if grad and not per_example:
-        raise ValueError("assert_padding_invariant: grad=True is for functions of one example.")
+        raise ValueError(
+            "assert_padding_invariant: grad=True is for functions of one example. Differentiate one that "
+            "masks itself as it is."
+        )
     wrap = functools.partial(batched, f, in_axes, spec=spec, per_example=per_example, mask_arg=mask_arg)
     with jax.default_matmul_precision("highest"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*was made anew")  # tests make functions anew
