@@ -57,7 +57,6 @@ NO_RULE = {
     "places or lays out an array on devices": "layout_constraint relayout reshard "
     "with_memory_space_constraint",
     "views a key as its bits, or bits as a key": "from_edtype to_edtype",
-    "a generator on bare bits, below `jax.random`": "philox2x32 philox4x32 threefry2x32 threefry4x32",
     "a part of a factorization, or an update of one": "cholesky_update geqp3 geqrf ormqr symmetric_product",
     "cuDNN's fused attention, a kernel with a mask of its own": "cudnn_fusion dot_product_attention_bwd "
     "dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper "
