@@ -8,11 +8,12 @@ lasts.
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from . import _closures
 from ._calls import Call, Policy, bound_dims
@@ -74,12 +75,9 @@ class Batched:
         """
         shared, columns = self._split(args, errors)
         for name, column in columns.items():
-            if not isinstance(column, Sized) or isinstance(column, str | bytes | Mapping | set | frozenset):
+            if not isinstance(column, Sized):
                 hint = "; for iterators use map" if isinstance(column, Iterator) else ""
-                raise TypeError(
-                    f"{self._engine.where}: `{name}` has one value per example, so it must be a list or an "
-                    f"array of them; got {type(column).__name__}{hint}."
-                )
+                raise self._not_examples(name, f"{type(column).__name__}{hint}")
         # Indexing rows of a device array costs 70 us each; one copy to the host costs less than two of them.
         values = [np.asarray(c) if isinstance(c, jax.Array) else c for c in columns.values()]
         if len({len(column) for column in values}) > 1:
@@ -111,8 +109,11 @@ class Batched:
           ValueError: one iterable ended before another.
         """
         shared, columns = self._split(args, errors)
-        iterators = [iter(np.asarray(c) if isinstance(c, jax.Array) else c) for c in columns.values()]
-        return self._stream(self._call(shared, errors, lazy=True), zip(*iterators, strict=True), errors)
+        for name, column in columns.items():
+            if not isinstance(column, Iterable):
+                raise self._not_examples(name, type(column).__name__)
+        values = {n: np.asarray(c) if isinstance(c, jax.Array) else c for n, c in columns.items()}
+        return self._stream(self._call(shared, errors, lazy=True), self._in_step(values), errors)
 
     def warm_up(self, *shared: Any, lengths: Lengths | None = None) -> None:
         """Compile now what later calls will need; allowed when frozen.
@@ -211,7 +212,39 @@ class Batched:
             )
         shared = [arg for arg, one in zip(args, flags, strict=True) if not one]
         per_example = [arg for arg, one in zip(args, flags, strict=True) if one]
-        return shared, dict(zip(self._function.spec.names, per_example, strict=True))
+        columns = dict(zip(self._function.spec.names, per_example, strict=True))
+        for name, column in columns.items():
+            if isinstance(column, Tracer):
+                raise TypeError(
+                    f"{self._engine.where}: `{name}` is traced by a JAX transformation. Inside jit, vmap or "
+                    f"grad use jaxbatch.mask instead."
+                )
+            if isinstance(column, str | bytes | Mapping | set | frozenset):
+                raise self._not_examples(name, type(column).__name__)
+            if getattr(column, "ndim", 1) == 0:
+                raise self._not_examples(name, f"a scalar {type(column).__name__}")
+        return shared, columns
+
+    def _not_examples(self, name: str, got: str) -> TypeError:
+        return TypeError(
+            f"{self._engine.where}: `{name}` has one value per example, so it must be a list or an array of "
+            f"them; got {got}."
+        )
+
+    def _in_step(self, columns: Mapping[str, Iterable[Any]]) -> Iterator[tuple[Any, ...]]:
+        """Yield one example after another, as `zip` does, but name the iterable that ends too early."""
+        iterators, end = {name: iter(column) for name, column in columns.items()}, object()
+        for num in itertools.count():
+            example = tuple([next(iterator, end) for iterator in iterators.values()])
+            ended = [name for name, value in zip(iterators, example, strict=True) if value is end]
+            if len(ended) == len(example):
+                return
+            if ended:
+                raise ValueError(
+                    f"{self._engine.where}: `{ended[0]}` ended after {num} examples, and others go on. Every "
+                    f"iterable has one value per example."
+                )
+            yield example
 
     def _call(self, shared: Sequence[Any], errors: str, *, lazy: bool) -> Call:
         policy = Policy(raises=errors == "raise", lazy=lazy, oversize=self._oversize, frozen=self._frozen)
@@ -239,7 +272,14 @@ class Batched:
             lengths = {dims[0]: lengths}
         if lengths.keys() != set(dims):
             raise ValueError(f"{self._engine.where}: lengths of {list(lengths)}, expected {list(dims)}.")
-        columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(lengths[dim])) for dim in dims))
+        columns = [np.atleast_1d(np.asarray(lengths[dim])) for dim in dims]
+        try:
+            columns = np.broadcast_arrays(*columns)
+        except ValueError:
+            shapes = ", ".join(f"`{dim}` {c.shape}" for dim, c in zip(dims, columns, strict=True))
+            raise ValueError(
+                f"{self._engine.where}: one length per example in each dim, but the shapes are {shapes}."
+            ) from None
         array = np.stack(columns, axis=1) if columns else np.zeros((1, 0), np.int64)
         if array.ndim != 2 or (array.size and array.dtype.kind not in "iu") or (array < 0).any():
             raise ValueError(
@@ -306,7 +346,8 @@ def batched(
 
     Args:
       f: a function of whole arguments, without padding, mask or batch axis. Bind static and keyword
-        arguments with `functools.partial`.
+        arguments with `functools.partial`. It is traced, as under `jit`: what it closes over, and the
+        weights of a module that is `f` itself, stay as they were; pass what changes as shared arguments.
       in_axes: as in `jax.vmap`, for whole arguments: 0 for one value per example, None for shared ones.
         Shared arguments may be any pytree: their arrays and numbers are traced, other leaves are static.
       spec: what one example is: `jaxbatch.spec("n, 64", "float32")` or a pytree of such; with several
@@ -347,6 +388,10 @@ def batched(
     for option, value in {"oversize": oversize, "on_unmaskable": on_unmaskable}.items():
         if value not in ("error", "exact"):
             raise ValueError(f"{where}: {option}={value!r}; use 'error' or 'exact'.")
+    if grid is not None and not isinstance(grid, Grid):
+        raise TypeError(f"{where}: grid={grid!r}; use jaxbatch.Grid(n=(16, 512)).")
+    if not isinstance(key, Hashable):
+        raise TypeError(f"{where}: key={key!r} has no hash; use a string or a tuple of strings.")
     if per_example and mask_arg is not None:
         raise ValueError(f"{where}: mask_arg={mask_arg!r} is for functions that mask themselves.")
     try:

@@ -220,7 +220,8 @@ def _differentiate(f: Callable[..., Any], weights: _Inexact) -> Callable[..., An
 def _weighted(out: Any, cotangent: Any) -> Any:
     """Return the weighted sum of an output, padded or not; what stands in its padding has weight 1."""
     pads = [(0, size - valid) for size, valid in zip(jnp.shape(out), cotangent.shape, strict=True)]
-    return jnp.sum(jnp.real(out) * jnp.pad(cotangent, pads, constant_values=1)).astype(np.float32)
+    weights = jnp.pad(cotangent, pads, constant_values=1) if pads else cotangent  # pad refuses scalars
+    return jnp.sum(jnp.real(out) * weights).astype(np.float32)
 
 
 def _cotangents(reference: Any) -> list[np.ndarray]:

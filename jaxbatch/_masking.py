@@ -6,7 +6,7 @@ Here the arguments are sorted into shared and per-example leaves and sizes are r
 the transform itself is in `_mask`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +49,13 @@ class MaskedFunction:
             self._spec = Spec.from_annotations(f, self._per_example)
         else:
             self._spec = Spec.from_trees((spec,) if len(own) == 1 else tuple(spec), own)
+        if grid is not None and not isinstance(grid, Grid):
+            raise TypeError(f"mask({self._name}): grid={grid!r}; use jaxbatch.Grid(n=(16, 512)).")
+        if unknown := [dim for dim in (grid.dims if grid else ()) if dim not in self._spec.dims]:
+            raise SpecError(
+                f"mask({self._name}): the grid has dim `{unknown[0]}`, but the spec has "
+                f"{', '.join(self._spec.dims) or 'none'}."
+            )
         self._grid = grid
         self.dims = tuple(grid.dims) if grid is not None else self._spec.dims
         self._traced: dict[Any, Masked] = {}
@@ -91,13 +98,14 @@ class MaskedFunction:
         Raises:
           ValueError: nothing has been traced, and shapes of shared arguments are unknown.
         """
+        _check_names(f"mask({self._name}).out_lengths", lengths, self.dims)
         masked = self._latest
         if masked is None:
             if not all(self._per_example) or set(self._spec.dims) - set(self.dims):
                 raise ValueError(
                     f"mask({self._name}).out_lengths: call the function first; shared sizes are unknown."
                 )
-            top = {dim: max(int(lengths[dim]), 1) for dim in self.dims}
+            top = {dim: max(int(np.max(lengths[dim])), 1) for dim in self.dims}
             avals = zip(self._spec.shapes(top), self._spec.dtypes(), strict=True)
             masked = self._masked(Split.of([]), [jax.ShapeDtypeStruct(s, d) for s, d in avals], top)
         shapes = masked.program.out_shapes({dim: lengths[dim] for dim in self.dims})
@@ -123,10 +131,11 @@ class MaskedFunction:
             raise SpecError(
                 f"mask({self._name}): the arguments have another structure than the spec. {error}"
             ) from None
-        leaves = [jnp.asarray(leaf) for leaf in flat]
-        for leaf, path, spec in zip(leaves, self._spec.paths, self._spec.leaves, strict=True):
+        leaves = []
+        for value, path, spec in zip(flat, self._spec.paths, self._spec.leaves, strict=True):
             try:
-                _read_sizes(leaf, spec, sizes)
+                leaves.append(_as_array(value))
+                _read_sizes(leaves[-1], spec, sizes)
             except SpecError as error:
                 raise error.with_context(f"mask({self._name}): `{path}`") from None
         return leaves, sizes
@@ -192,6 +201,13 @@ def mask(
     return MaskedFunction(f, in_axes, spec, grid)
 
 
+def _as_array(value: Any) -> jax.Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"is a {type(value).__name__}, not a padded array. {error}") from None
+
+
 def _read_sizes(leaf: Any, spec: ArraySpec, sizes: dict[str, int]) -> None:
     """Solve the padded sizes of a leaf's dims into `sizes`."""
     exact = not isinstance(spec.dtype, DtypeFamily)
@@ -218,13 +234,21 @@ def _read_sizes(leaf: Any, spec: ArraySpec, sizes: dict[str, int]) -> None:
 
 
 def _checked_lengths(where: str, lengths: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    if set(lengths) != set(sizes):
-        raise ValueError(f"{where}: lengths must name the dims {sorted(sizes)}, got {sorted(lengths)}.")
+    _check_names(where, lengths, sizes)
     for dim, length in lengths.items():
         if np.ndim(length):
             raise ValueError(f"{where}: the length of `{dim}` must be a scalar; use jax.vmap for a batch.")
+        if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
+            raise TypeError(f"{where}: the length of `{dim}` must be an integer, got {length!r}.")
         if not isinstance(length, Tracer) and not 1 <= int(length) <= sizes[dim]:
             raise ValueError(
                 f"{where}: the length of `{dim}` is {length}, expected 1 to {sizes[dim]} (the padded size)."
             )
     return dict(lengths)
+
+
+def _check_names(where: str, lengths: Any, dims: Iterable[str]) -> None:
+    if not isinstance(lengths, Mapping):
+        raise TypeError(f"{where}: lengths are a dict of scalars by dim, got {type(lengths).__name__}.")
+    if set(lengths) != set(dims):
+        raise ValueError(f"{where}: lengths must name the dims {sorted(dims)}, got {sorted(lengths)}.")

@@ -264,6 +264,8 @@ NOT_SEQUENCES = (
     ({"a": 1}, TypeError, "must be a list or an array of them; got dict"),
     ("text", TypeError, "got str"),
     (3.0, TypeError, "got float"),
+    (np.array(3.0), TypeError, "got a scalar ndarray"),
+    (jnp.float32(3), TypeError, "got a scalar"),
 )
 
 
@@ -273,6 +275,19 @@ def test_what_is_not_a_sequence_is_refused(given, error, message):
         jb.batched(centre, grid=GRID)(given)
 
 
+@pytest.mark.parametrize(("given", "error", "message"), NOT_SEQUENCES[1:])
+def test_what_holds_no_examples_is_refused_by_map_too(given, error, message):
+    with pytest.raises(error, match=message):
+        jb.batched(centre, grid=GRID).map(given)
+
+
+def test_a_traced_stack_of_examples_is_refused_with_the_way_out():
+    run = jb.batched(centre, grid=GRID)
+    for call in (run, run.map):
+        with pytest.raises(TypeError, match="`x` is traced .* use jaxbatch.mask instead"):
+            jax.jit(call)(jnp.ones((2, 3)))
+
+
 def test_sequences_of_different_lengths_are_refused():
     def f(a: Float[Array, "n"], b: Float[Array, "n"]):
         return a + b
@@ -280,7 +295,7 @@ def test_sequences_of_different_lengths_are_refused():
     run = jb.batched(f, grid=GRID)
     with pytest.raises(ValueError, match="`a` 2, `b` 1"):
         run(examples(1, 1), examples(1))
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
+    with pytest.raises(ValueError, match="`b` ended after 1 examples, and others go on"):
         list(run.map(examples(1, 1), iter(examples(1))))
     with pytest.raises(TypeError, match=r"takes 2 arguments \(a, b\), got 1"):
         run(examples(1))
@@ -294,6 +309,8 @@ BAD_OPTIONS = (
     (dict(grid=jb.Grid(m=4)), jb.SpecError, "the grid has dim `m`, but the spec has n"),
     (dict(oversize="cut"), ValueError, "oversize='cut'"),
     (dict(on_unmaskable="ignore"), ValueError, "on_unmaskable='ignore'"),
+    (dict(grid={"n": 4}), TypeError, "use jaxbatch.Grid"),
+    (dict(key=["a"]), TypeError, "has no hash"),
 )
 
 
@@ -780,3 +797,5 @@ def test_lengths_of_several_dims_are_a_dict():
         run.explain({"h": [1]})
     with pytest.raises(ValueError, match="integers of at least 0"):
         run.explain({"h": [1.5], "w": [1]})
+    with pytest.raises(ValueError, match=r"the shapes are `h` \(2,\), `w` \(3,\)"):
+        run.explain({"h": [1, 2], "w": [1, 2, 3]})

@@ -109,12 +109,27 @@ def test_attention_costs_what_the_same_program_masked_by_hand_costs():
         (lambda g, x: g({"n": 3}, np.stack([x, x])), "One example is passed here; use jax.vmap"),
         (lambda g, x: g({"n": 3}, x.astype(np.int32)), "has dtype int32, expected float32"),
         (lambda g, x: g({"n": 3}, x[:, :3]), "axis 1 has size 3, expected 4"),
+        (lambda g, x: g({"n": 3}, None), r"mask\(.*\): `x`: is a NoneType, not a padded array"),
+        (lambda g, x: g.out_lengths({"m": 3}), r"out_lengths: lengths must name the dims \['n'\]"),
     ],
 )
 def test_wrong_calls_say_what_was_expected(call, message):
     g = jb.mask(lambda x: x * 2, spec=ROWS)
     with pytest.raises(ValueError, match=message):
         call(g, np.ones((8, 4), np.float32))
+
+
+@pytest.mark.parametrize("wrap", [lambda g: g, jax.jit])
+@pytest.mark.parametrize("length", [1.5, True])
+def test_a_length_that_is_no_integer_is_refused_rather_than_rounded(wrap, length):
+    g = jb.mask(lambda x: x * 2, spec=ROWS)
+    with pytest.raises(TypeError, match="the length of `n` must be an integer, got"):
+        wrap(g)({"n": length}, np.ones((8, 4), np.float32))
+
+
+def test_a_grid_with_a_dim_that_no_example_has_is_refused():
+    with pytest.raises(jb.SpecError, match="the grid has dim `m`, but the spec has n"):
+        jb.mask(lambda x: x * 2, spec=ROWS, grid=jb.Grid(m=8))
 
 
 def test_two_arrays_padded_to_different_sizes_are_refused():

@@ -1,6 +1,7 @@
 """How specs are written and read from annotations; `test_spec_check.py` is about examples."""
 
 import functools
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,11 @@ def test_a_bad_shape_says_what_is_supported(shape, message):
     with pytest.raises(SpecError, match=re.escape(message)) as caught:
         spec(shape, "float32")
     assert str(caught.value).startswith(f"spec({shape!r}, 'float32'): ")
+
+
+def test_a_bare_number_is_no_shape():
+    with pytest.raises(SpecError, match=r"spec\(3, 'float32'\): the shape is neither a string nor a tuple"):
+        inspect.unwrap(spec)(3, "float32")  # without the type check of the tests
 
 
 DTYPES = (

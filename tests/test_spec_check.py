@@ -79,7 +79,6 @@ CASTS = (
     ("n m", "float32", [[1, 2.5], [3, 4]], f32([[1, 2.5], [3, 4]])),
     ("n", "float32", (1, 2), f32([1, 2])),
     ("n", "float32", [np.float32(1), jnp.float32(2)], f32([1, 2])),
-    ("n", "int32", np.ma.masked_array([1, 2], [True, False]), i32([1, 2])),
     ("n", Float, np.array([1.1]), f32([1.1])),
     ("n", Float, f16([1.5]), f16([1.5])),
     ("n", Float, bf16([1.5]), bf16([1.5])),
@@ -156,6 +155,7 @@ REFUSED = (
     ("n", "int64", np.array(["2020-01-01"], "M8[D]"), "`x` has dtype datetime64[D]"),
     ("n", "float32", np.ones(2, np.longdouble), "which JAX cannot compute with"),
     ("n m", "float32", [[1, 2], [3]], "`x` is a nested list whose parts differ in shape or are no numbers"),
+    ("n", "float32", np.ma.array([1.0, 2.0], mask=[0, 1]), "`x` is a NumPy masked array, and its mask"),
     ("n", "float32", None, "`x` is None. An absent key and None mean the same"),
     (
         "n",

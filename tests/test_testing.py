@@ -37,6 +37,12 @@ def test_an_exact_function_passes_with_values_and_gradients(grad):
     assert_padding_invariant(layer, params(), examples(1, 3, 8, 5, width=4), in_axes=(None, 0), grad=grad)
 
 
+def test_gradients_of_scalar_outputs_of_low_precision_and_complex_numbers_are_compared():
+    for dtype in ("float32", "bfloat16", "complex64"):
+        xs = [np.asarray(x, jnp.dtype(dtype)) for x in examples(1, 4)]
+        assert_padding_invariant(lambda x: x.sum(), xs, spec=jb.spec("n", dtype), grad=True)
+
+
 def test_integers_several_dims_and_empty_examples_pass():
     def pick(table, ids: Int[Array, "n"], x: Float[Array, "m"]):
         return table[ids].sum(0), x * 2, jnp.outer(ids, x)

@@ -115,6 +115,8 @@ def spec(shape: str | tuple[str | int, ...], dtype: Any) -> ArraySpec:
       (8, 20, 3)
     """
     try:
+        if not isinstance(shape, str | tuple | list):
+            raise SpecError(f"the shape is neither a string nor a tuple. {SUPPORTED}.")
         return ArraySpec(tuple(map(Axis.parse, _entries(shape))), parse_dtype(dtype))
     except SpecError as error:
         raise error.with_context(f"spec({shape!r}, {dtype!r})") from None

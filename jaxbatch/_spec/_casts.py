@@ -51,6 +51,8 @@ def _as_array(value: Any) -> np.ndarray:
             "is traced by a JAX transformation, and only concrete arrays can be padded on the host. "
             "Inside `jit`, `vmap` or `grad` use `jaxbatch.mask`."
         )
+    if isinstance(value, np.ma.MaskedArray):
+        raise SpecError("is a NumPy masked array, and its mask would be lost. Pass `.filled(value)`.")
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
         raise no_keys(f"has dtype {value.dtype}")
     try:
