@@ -249,7 +249,7 @@ def _linear_algebra(d: Draw) -> Any:
             f"jnp.linalg.cholesky({spd})",
             f"jnp.linalg.inv({spd})",
             f"jnp.linalg.solve({spd}, {{0}})",
-            f"jnp.sin(0.1 * jnp.linalg.det({spd}))",
+            f"jnp.log1p(jnp.abs(jnp.linalg.det({spd})))",
             f"jnp.linalg.slogdet({spd})[1]",
             f"jax.scipy.linalg.solve_triangular({spd}, {{0}}, lower=True)",
             f"jnp.linalg.eigvalsh({spd})",
