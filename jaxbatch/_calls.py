@@ -53,14 +53,14 @@ class Call:
         self._engine = engine
         self._policy = policy
         self._spec = engine.function.spec
-        self.shared = Shared.of(shared_args, names)
+        self._shared = Shared.of(shared_args, names)
         self._columns = [self._spec.dims.index(dim) for dim in engine.dims]
         self._fixed_columns = [self._spec.dims.index(dim) for dim in engine.fixed_dims]
-        self.fixed = bound_dims(engine, shared_args)
+        self._fixed = bound_dims(engine, shared_args)
         self._pipeline = Pipeline(
             engine.executables,
             engine.recorder,
-            self.shared.arrays,
+            self._shared.arrays,
             frozen=policy.frozen,
             on_failure=self._on_failure,
         )
@@ -124,7 +124,7 @@ class Call:
             traced = None
             if len(inside):
                 try:
-                    traced = self._engine.padded(self.shared, dtypes, self.fixed)
+                    traced = self._engine.padded(self._shared, dtypes, self._fixed)
                 except Exception as error:
                     if isinstance(error, MaskError | KeyTakenError) or not self._own_fault(dtypes):
                         raise
@@ -156,7 +156,7 @@ class Call:
         for own, members in sizes.items():
             lengths = dict(zip(self._engine.dims, own, strict=True))
             try:
-                traced = self._engine.exact(self.shared, dtypes, {**self.fixed, **lengths})
+                traced = self._engine.exact(self._shared, dtypes, {**self._fixed, **lengths})
             except (MaskError, KeyTakenError):
                 raise
             except Exception as error:
@@ -171,7 +171,7 @@ class Call:
     def _own_fault(self, dtypes: tuple[np.dtype, ...]) -> bool:
         """Tell whether an error of the trace is due to the dtypes of some examples, not to the whole call."""
         try:
-            self._engine.padded(self.shared, self._spec.dtypes(), self.fixed)
+            self._engine.padded(self._shared, self._spec.dtypes(), self._fixed)
         except Exception:
             return False
         return dtypes != self._spec.dtypes()
@@ -183,13 +183,13 @@ class Call:
             for dim, i in zip(self._engine.fixed_dims, self._fixed_columns, strict=True)
         }
         for dim, size in own.items():
-            if self.fixed.get(dim, size) != size:
+            if self._fixed.get(dim, size) != size:
                 raise SpecError(
                     f"{_where(self._engine, dim)} has size {size}, but the shared arguments or an earlier "
-                    f"example have {self.fixed[dim]}. A dim that is not in the grid has one size for all; "
+                    f"example have {self._fixed[dim]}. A dim that is not in the grid has one size for all; "
                     f"name `{dim}` in the grid to let it vary."
                 )
-        self.fixed.update(own)
+        self._fixed.update(own)
 
     def _oversize(self, grid: Grid, lengths: np.ndarray, index: int) -> OversizeError:
         named = dict(zip(grid.dims, lengths.tolist(), strict=True))

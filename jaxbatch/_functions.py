@@ -1,6 +1,5 @@
 """What a user says about a function, put together as a `Function`: its axes, its spec, its masks."""
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from ._errors import SpecError
 from ._grid import Grid
 from ._self_masking import SelfMasking, asked_for
-from ._spec import Spec, argument_names
+from ._spec import Spec, argument_names, function_name
 from ._traced import Function
 
 
@@ -50,13 +49,6 @@ def function_of(
         return Function(f, example, flags, name)
     plain_mask = mask_arg is not None and len(dims) == 1
     return SelfMasking(f, example, flags, name, dims, plain_mask, **asked_for(f, names, mask_arg))
-
-
-def function_name(f: Any) -> str:
-    """Return what messages call a function."""
-    while isinstance(f, functools.partial):
-        f = f.func
-    return getattr(f, "__name__", type(f).__name__)
 
 
 def _spec(

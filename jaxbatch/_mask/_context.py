@@ -114,9 +114,8 @@ class Context:
 
     def within(self, active: Any) -> "Context":
         """Return the same context inside a loop or branch that is live only where `active`."""
-        both = active if self.active is None else self.active & active
-        inner = Context(self.lengths, self.sizes, name=self.name, floors=self.floors, active=both)
-        inner._allocation, inner._line, inner.fills = self._allocation, self._line, self.fills
+        inner = self.at(self.lengths, self.sizes, active)
+        inner._allocation = self._allocation
         return inner
 
     # --- sizes and lengths ---

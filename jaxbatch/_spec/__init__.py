@@ -5,6 +5,7 @@ jaxtyping, and `_examples` is the whole example with its check.
 """
 
 from ._annotations import argument_names as argument_names
+from ._annotations import function_name as function_name
 from ._annotations import shared_dims as shared_dims
 from ._arrays import ArraySpec as ArraySpec
 from ._arrays import Axis as Axis

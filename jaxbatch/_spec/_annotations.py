@@ -21,6 +21,13 @@ from ._dtypes import family
 _ADVICE = 'pass spec=, for instance spec=jaxbatch.spec("n, 64", "float32")'
 
 
+def function_name(f: Any) -> str:
+    """Return what messages call a function."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    return getattr(f, "__name__", type(f).__name__)
+
+
 def argument_names(f: Callable[..., Any], num: int | None = None) -> tuple[str, ...]:
     """Return a name for each of the first `num` positional arguments of `f`, for messages and paths.
 
@@ -54,7 +61,7 @@ def annotated_specs(f: Callable[..., Any], per_example: Sequence[bool]) -> dict[
             try:
                 specs[name] = _array_spec(_annotation(f, parameter))
             except SpecError as error:
-                raise error.with_context(f"argument `{name}` of `{_name(f)}`") from None
+                raise error.with_context(f"argument `{name}` of `{function_name(f)}`") from None
     return specs
 
 
@@ -89,11 +96,12 @@ def shared_dims(f: Callable[..., Any], positions: Sequence[int], args: Sequence[
 
 def _parameters(f: Callable[..., Any], num: int | None) -> list[tuple[str, inspect.Parameter | None]]:
     """Return (name, parameter) of the first `num` positional arguments; what a partial has bound is gone."""
+    called = function_name(f)
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
         if num is None:
-            raise SpecError(f"`{_name(f)}` has no signature to read; give in_axes one entry each.") from None
+            raise SpecError(f"`{called}` has no signature to read; give in_axes one entry each.") from None
         return [(f"args[{position}]", None) for position in range(num)]
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional: list[tuple[str, inspect.Parameter | None]] = [
@@ -102,13 +110,13 @@ def _parameters(f: Callable[..., Any], num: int | None) -> list[tuple[str, inspe
     rest = next((each for each in parameters if each.kind == inspect.Parameter.VAR_POSITIONAL), None)
     if num is None:
         if rest is not None:
-            raise SpecError(f"`{_name(f)}` takes any number of arguments; give in_axes one entry each.")
+            raise SpecError(f"`{called}` takes any number of arguments; give in_axes one entry each.")
         return [each for each in positional if each[1] and each[1].default is inspect.Parameter.empty]
     if rest is not None:
         positional += [(f"{rest.name}[{i}]", rest) for i in range(num - len(positional))]
     if len(positional) < num:
         raise SpecError(
-            f"`{_name(f)}` takes {len(positional)} positional arguments, and in_axes has {num} entries."
+            f"`{called}` takes {len(positional)} positional arguments, and in_axes has {num} entries."
         )
     return positional[:num]
 
@@ -179,9 +187,3 @@ def _show(annotation: Any) -> str:
     """Write an annotation as its author did, without the modules that names come from."""
     plain = isinstance(annotation, type) and not typing.get_args(annotation)
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", annotation.__name__ if plain else str(annotation))
-
-
-def _name(f: Any) -> str:
-    if isinstance(f, functools.partial):
-        return _name(f.func)
-    return getattr(f, "__name__", type(f).__name__)
