@@ -10,8 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 import jaxbatch as jb
-
-POISONS = (0.0, 1.0, -1e30, 1e30, np.nan, np.inf)
+from jaxbatch.testing import POISONS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from pretrained import real_bert
 
 from models import bert, weights
 from models.tokenizer import Tokenizer, truncate
@@ -364,29 +365,13 @@ def test_an_unknown_model_is_refused():
 # -- Real weights -------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def fetched(name):
-    try:
-        return weights.fetch(name)
-    except weights.WeightsError as error:
-        return str(error)
-
-
-def real(name):
-    """Return model, params and tokenizer, or skip and say why."""
-    folder = fetched(name)
-    if isinstance(folder, str):
-        pytest.skip(folder)
-    return *bert.load(folder), Tokenizer(folder)
-
-
 def embed_all(model, params, tokenizer, texts):
     return np.stack([model.embed(params, jnp.asarray(tokens)) for tokens in tokenizer(texts)])
 
 
 @pytest.mark.weights
 def test_minilm_agrees_with_its_published_similarities():
-    model, params, tokenizer = real("minilm")
+    model, params, tokenizer = real_bert("minilm")
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)
     texts = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
     vectors = embed_all(model, params, tokenizer, texts)
@@ -404,13 +389,13 @@ def test_minilm_ranks_related_sentences_first():
         ("The parliament passed the law.", "Lawmakers approved the new bill."),
         ("The cat sleeps on the sofa.", "A kitten is napping on a couch."),
     ]
-    questions, answers = (embed_all(*real("minilm"), texts) for texts in zip(*pairs, strict=True))
+    questions, answers = (embed_all(*real_bert("minilm"), texts) for texts in zip(*pairs, strict=True))
     assert np.argmax(questions @ answers.T, axis=1).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.weights
 def test_bert_tiny_names_the_words_of_a_text_and_related_ones():
-    model, params, tokenizer = real("bert-tiny")
+    model, params, tokenizer = real_bert("bert-tiny")
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (2, 2)
     (tokens,) = tokenizer(["The girl is carrying a baby."])
     vector = np.asarray(model.splade(params, jnp.asarray(tokens)))

@@ -17,26 +17,10 @@ import numpy as np
 import pytest
 import scipy.special
 from jax import Array
+from pretrained import folder
 
 import jaxbatch as jb
-from models import onnx_file, ppocr_det, ppocr_rec, resemblyzer, silero_vad, torch_weights, weights, whisper
-
-
-@functools.cache
-def fetched(name):
-    try:
-        return weights.fetch(name)
-    except weights.WeightsError as error:
-        return str(error)
-
-
-def folder(name):
-    """Return the folder with the weights, or skip and say why there is none."""
-    found = fetched(name)
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
-
+from models import onnx_file, ppocr_det, ppocr_rec, resemblyzer, silero_vad, torch_weights, whisper
 
 # -- Inputs -------------------------------------------------------------------------------------------------
 
