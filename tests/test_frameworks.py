@@ -16,13 +16,20 @@ import pytest
 from flax import nnx
 from jax import lax
 from jax import numpy as jnp
-from ragged import GRID, LENGTHS, assert_close, assert_exact, assert_exact_gradients, normals, unpadded
-from ragged import weights as normal_weights
+from pretrained import real_bert
+from ragged import (
+    GRID,
+    LENGTHS,
+    assert_close,
+    assert_exact,
+    assert_exact_gradients,
+    normals,
+    unpadded,
+    weights,
+)
 
 import jaxbatch as jb
 from examples.embed_texts import docstrings
-from models import bert, weights
-from models.tokenizer import Tokenizer
 
 ROWS = jb.spec("n, 4", "float32")
 ALL = ((*LENGTHS, 512), jb.Grid(n=[4, 64, 128, 512], rows=[1, 4]))
@@ -174,7 +181,7 @@ def plain_layers(params, x):
 
 def plain():
     shapes = {"q": (4, 4), "k": (4, 4), "kernel": (3, 4, 4), "bias": (4,)}
-    layer = {name: normal_weights(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    layer = {name: weights(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
     return plain_layers, {"layers": [layer]}
 
 
@@ -251,22 +258,6 @@ def test_gradients_of_a_two_layer_model_in_both_orders_are_the_sum_of_the_unpadd
 # --- real models ----------------------------------------------------------------------------------
 
 
-@functools.cache
-def fetched(name):
-    try:
-        return weights.fetch(name)
-    except weights.WeightsError as error:
-        return str(error)
-
-
-def real(name):
-    """Return model, params and tokenizer, or skip and say why."""
-    folder = fetched(name)
-    if isinstance(folder, str):
-        pytest.skip(folder)
-    return *bert.load(folder), Tokenizer(folder)
-
-
 def texts(num):
     """Return paragraphs that any machine has."""
     paragraphs = (part for _, text in docstrings("numpy") for part in text.split("\n\n"))
@@ -283,7 +274,7 @@ RELATED = (
 
 @pytest.mark.weights
 def test_minilm_embeds_each_of_200_texts_as_in_an_unpadded_call_and_ranks_related_sentences_first():
-    model, params, tokenizer = real("minilm")
+    model, params, tokenizer = real_bert("minilm")
     lengths = np.array([3, 17, 65])  # few, since the oracle compiles for each
     tokens = [ids[: lengths[lengths <= len(ids)].max()] for ids in tokenizer(texts(200)) if len(ids) > 2]
     assert len(tokens) == 200 and len({len(ids) for ids in tokens}) == 3
@@ -300,7 +291,7 @@ def test_minilm_embeds_each_of_200_texts_as_in_an_unpadded_call_and_ranks_relate
 
 @pytest.mark.weights
 def test_2000_texts_compile_one_program_a_bucket_and_nothing_the_second_time(count_compiles):
-    model, params, tokenizer = real("bert-tiny")
+    model, params, tokenizer = real_bert("bert-tiny")
     tokens = [ids[:32] for ids in tokenizer(texts(2000))]
     assert len(tokens) == 2000 and len({len(ids) for ids in tokens}) > 20
     run = jb.batched(model.embed, (None, 0), grid=jb.Grid(n=(8, 32), rows=(1, 64)))
