@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from jax.extend import core as jex_core
 
 from .. import _compat
 from .._program import Dim, Shape
@@ -161,6 +162,8 @@ def _reshape(ctx: Context, eqn: Any, x: Padded) -> Any:
 def reshape(ctx: Context, x: Padded, out: Shape) -> Any:
     """Reshape by true sizes: the valid cells keep their row-major order, wherever the padding lies."""
     data, done = x.data, []
+    if not all(_compat.is_symbolic(dim) or dim for dim in x.shape):
+        return jnp.zeros(ctx.shape(out), x.dtype)  # no cell at any length
     for source, target in _groups(x.shape, out):
         width = len(source)
         data = _reshape_group(ctx, data, len(done), width, source, target)
@@ -193,7 +196,9 @@ def _same(a: Dim, b: Dim) -> bool:
 def _less(a: Dim, b: Dim) -> bool:
     try:
         return bool(a < b)
-    except Exception:  # undecided: any order of growing the two sides ends at the whole shapes
+    except (
+        jex_core.InconclusiveDimensionOperation
+    ):  # undecided: any order of growing the two sides ends at the whole shapes
         return len(_compat.dim_names(a)) < len(_compat.dim_names(b))
 
 
