@@ -15,10 +15,11 @@ from jax import numpy as jnp
 from jax.core import Tracer
 
 from ._errors import SpecError
+from ._functions import function_of
 from ._grid import Grid
 from ._mask import Fill, Masked
 from ._program import symbolic_dims, trace
-from ._spec import ArraySpec, DtypeFamily, Spec, argument_names
+from ._spec import ArraySpec, DtypeFamily, function_name
 from ._split import Split
 
 
@@ -35,27 +36,16 @@ class MaskedFunction:
     """
 
     def __init__(self, f: Callable[..., Any], in_axes: Any, spec: Any, grid: Grid | None):
-        self._f = f
-        self._name = getattr(f, "__name__", type(f).__name__)
-        names = argument_names(f, None if isinstance(in_axes, int) else len(in_axes))
-        axes = (in_axes,) * len(names) if isinstance(in_axes, int) else tuple(in_axes)
-        if any(axis not in (0, None) for axis in axes):
-            raise ValueError(
-                f"mask({self._name}): in_axes must hold 0 (one per example) or None (shared), got {in_axes}."
-            )
-        self._per_example = tuple(axis == 0 for axis in axes)
-        own = tuple(name for name, one in zip(names, self._per_example, strict=True) if one)
-        if spec is None:
-            self._spec = Spec.from_annotations(f, self._per_example)
-        else:
-            self._spec = Spec.from_trees((spec,) if len(own) == 1 else tuple(spec), own)
+        self._name = function_name(f)
         if grid is not None and not isinstance(grid, Grid):
             raise TypeError(f"mask({self._name}): grid={grid!r}; use jaxbatch.Grid(n=(16, 512)).")
-        if unknown := [dim for dim in (grid.dims if grid else ()) if dim not in self._spec.dims]:
-            raise SpecError(
-                f"mask({self._name}): the grid has dim `{unknown[0]}`, but the spec has "
-                f"{', '.join(self._spec.dims) or 'none'}."
-            )
+        try:
+            function = function_of(f, in_axes, spec, grid, None, masks_itself=False)
+        except SpecError as error:
+            raise error.with_context(f"mask({self._name})") from error.__cause__
+        except ValueError as error:
+            raise ValueError(f"mask({self._name}): {error}") from None
+        self._f, self._per_example, self._spec = f, function.per_example, function.spec
         self._grid = grid
         self.dims = tuple(grid.dims) if grid is not None else self._spec.dims
         self._traced: dict[Any, Masked] = {}
