@@ -21,9 +21,9 @@ from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
 from ._executables import Key, KeyTakenError
 from ._functions import function_name, function_of
-from ._grid import Grid
+from ._grid import Bucket, Grid
 from ._pipeline import Window
-from ._plan import plan
+from ._plan import chunk, plan
 from ._shared import Shared
 from ._spec import argument_names
 from ._statistics import Explanation, Statistics, explain
@@ -98,7 +98,8 @@ class Batched:
 
         The first results come after at most 48 examples were read; later on at most eight times the grid's
         largest rows are read ahead of the result that is delivered. Examples are copied as they are read,
-        so an iterator may reuse its buffer. An error (of an example, or raised by an iterable) comes after
+        so an iterator may reuse its buffer; shared arrays are not, so leave them as they are until the last
+        result. An error (of an example, or raised by an iterable) comes after
         all results before it.
 
         Args:
@@ -122,17 +123,17 @@ class Batched:
           shared: the shared arguments, as in a call. Dtypes that neither they nor the spec fix are JAX's
             defaults (float32, int32).
           lengths: those of the examples to expect, an array if there is one dim, else a dict of arrays by
-            dim, to compile only what they need; None compiles the whole grid.
+            dim, to compile only what they need, programs for exact sizes too; None compiles the whole grid.
 
         Raises:
           SpecError: a fixed size is not known.
           OversizeError: a length is larger than the grid.
         """
         engine, spec = self._engine, self._function.spec
-        if lengths is not None:
-            array = self._lengths(lengths)
-            array = array[(array > 0).all(axis=1)]
-            buckets = list(dict.fromkeys(job.bucket for job in self._plan(array)[0]))
+        array = None if lengths is None else self._lengths(lengths)
+        if array is not None:
+            jobs, _ = self._plan(array[(array > 0).all(axis=1)])
+            buckets = list(dict.fromkeys(job.bucket for job in jobs))
         elif engine.grid is None:
             raise ValueError(
                 f"{engine.where}: without a grid there is nothing to warm up; pass grid= or lengths=."
@@ -150,6 +151,8 @@ class Batched:
         if traced is not None:
             for bucket in buckets:
                 engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
+        if array is not None:
+            self._warm_up_exact(flat, fixed, array if traced is None else array[self._is_exact(array)])
 
     def explain(self, lengths: Lengths, *shared: Any) -> Explanation:
         """Say what a run of examples of these lengths would do; compiles and runs nothing.
@@ -163,7 +166,7 @@ class Batched:
         """
         engine, spec = self._engine, self._function.spec
         array = self._lengths(lengths)
-        inside = array[(array > 0).all(axis=1)]
+        inside = array[(array > 0).all(axis=1) & (not engine.is_unmaskable)]
         jobs, kept = self._plan(inside)
         missing = {job.bucket for job in jobs}
         if len(shared) == len(self._shared_names):
@@ -197,6 +200,26 @@ class Batched:
         except Exception:
             # With a dtype family the default may be the wrong one; and `f`'s own error belongs to a call.
             return
+
+    def _is_exact(self, lengths: np.ndarray) -> np.ndarray:
+        """Return which examples run at their exact size whatever the function is."""
+        over = lengths > np.array(list(self._engine.grid_for(lengths).limits.values()), np.int64)
+        return np.any((lengths == 0) | over, axis=1)
+
+    def _warm_up_exact(self, shared: Shared, fixed: Mapping[str, int], lengths: np.ndarray) -> None:
+        """Compile for examples that run at their exact size, equal ones together as in a call."""
+        engine, grid = self._engine, self._engine.grid_for(lengths)
+        for own, num in collections.Counter(map(tuple, lengths.tolist())).items():
+            sizes = dict(zip(engine.dims, own, strict=True))
+            try:
+                traced = engine.exact(shared, self._function.spec.dtypes(), {**fixed, **sizes})
+            except (MaskError, KeyTakenError):
+                raise
+            except Exception:
+                continue  # at this size the function itself raises, and no example needs a program
+            rows = grid.rows_for([max(size, 1) for size in own])
+            for bucket in {job.bucket for job in chunk(Bucket(**sizes), list(range(num)), rows)}:
+                engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
 
     # --- taking arguments apart ---
 

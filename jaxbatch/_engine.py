@@ -53,6 +53,11 @@ class Engine:
         """What every message of this function begins with."""
         return f"jaxbatch.batched({self.function.name})"
 
+    @property
+    def is_unmaskable(self) -> bool:
+        """Whether a trace has shown that padding would change the answer, so that all runs at exact sizes."""
+        return self._unmaskable
+
     # --- the grid ---
 
     @property

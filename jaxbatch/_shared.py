@@ -40,10 +40,14 @@ class Shared:
         """
         split = Split.of(args)
         if any([isinstance(array, Tracer) for array in split.arrays]):
+            paths = _paths(args, names, split)
+            path = next(p for p, array in zip(paths, split.arrays, strict=True) if isinstance(array, Tracer))
             raise TypeError(
-                "a shared argument is traced. Inside jit, vmap or grad use jaxbatch.mask instead."
+                f"the shared argument `{path}` is traced by a JAX transformation. Inside jit, vmap or grad "
+                f"use jaxbatch.mask instead."
             )
-        arrays = tuple([x if isinstance(x, jax.Array) else jax.device_put(x) for x in split.arrays])
+        with jax.ensure_compile_time_eval():  # numbers are numbers, also where a `jit` around is being traced
+            arrays = tuple([x if isinstance(x, jax.Array) else jax.device_put(x) for x in split.arrays])
         placed = tuple([array.sharding if array.committed else None for array in arrays])
         # Describing a hundred leaves takes longer than a small batch, so it is done once for each kind.
         kind = (tuple(names), split.static, tuple([array.aval for array in arrays]), placed)

@@ -454,6 +454,36 @@ def test_a_warm_up_for_lengths_compiles_what_these_lengths_need():
         run(examples(40), errors="return")
 
 
+def test_a_warm_up_for_lengths_covers_exact_sizes_so_that_a_frozen_function_may_have_them():
+    run = jb.batched(centre, grid=GRID, oversize="exact", frozen=True)
+    xs = examples(3, 0, 999, 999, 999)
+    run.warm_up(lengths=[len(x) for x in xs])
+    assert run.statistics().exact_compiles == 2
+    assert_close(run(xs), [np.asarray(centre(jnp.asarray(x))) for x in xs])
+
+
+def test_a_warm_up_and_an_explanation_of_an_unmaskable_function_are_for_exact_sizes():
+    run = jb.batched(jnp.fft.fft, spec=jb.spec("n", "float32"), grid=GRID, on_unmaskable="exact", frozen=True)
+    xs = examples(3, 5, 3)
+    with pytest.warns(UserWarning, match="exact sizes"):
+        run.warm_up(lengths=[3, 5, 3])
+    assert run.explain([3, 5, 3]).programs == 0 and run.explain([3, 5, 3]).num_exact == 3
+    assert_close(run(xs), [np.asarray(jnp.fft.fft(x)) for x in xs])
+
+
+def test_a_call_on_concrete_values_while_something_else_is_traced_is_a_call():
+    run = jb.batched(attend, (None, 0), grid=GRID)
+    xs, params = examples(3, 1, width=4), weights()
+    got = jax.jit(lambda scale: jax.tree.map(lambda y: scale * y, run(params, xs)[0]))(1.0)
+    jax.tree.map(np.testing.assert_allclose, got, run(params, xs)[0])
+
+
+def test_a_traced_shared_argument_is_named():
+    run = jb.batched(attend, (None, 0), grid=GRID)
+    with pytest.raises(TypeError, match=r"`params\['.'\]` is traced .* jaxbatch.mask"):
+        jax.jit(lambda params: run(params, examples(3, width=4)))(weights())
+
+
 def test_a_warm_up_needs_every_size():
     with pytest.raises(jb.SpecError, match="size of `d` is not known"):
         jb.batched(attend, (None, 0), grid=GRID).warm_up(weights())
