@@ -145,8 +145,13 @@ def _common_size(sizes: Sequence[Any], bounds: Sequence[Bounds], dims: Mapping[s
 
 
 def _agree(formula: Any, own: Any, bounds: Bounds) -> bool:
-    """Tell whether a formula gives the piece's own size; wide bounds are sampled at 256 lengths a dim."""
+    """Tell whether a formula gives the piece's own size, at every length where there are not too many."""
     names = sorted(_compat.dim_names(formula) | _compat.dim_names(own))
-    ranges = [np.unique(np.linspace(*bounds[name], num=256).astype(np.int64)) for name in names]
+    most = round(_MAX_CHECKED ** (1 / max(len(names), 1)))
+    ranges = []
+    for name in names:
+        low, high = bounds[name]
+        spread = np.linspace(low, high, num=min(high - low + 1, most)).astype(np.int64)
+        ranges.append(np.union1d(spread, np.arange(low, min(low + most, high + 1))))
     env = dict(zip(names, np.meshgrid(*ranges, indexing="ij"), strict=True))
     return bool(np.all(_compat.evaluate(formula, env) == _compat.evaluate(own, env)))

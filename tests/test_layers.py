@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 # From the bottom up. Modules of one row may import each other, as long as that makes no circle.
 LAYERS = (
     ("_errors", "_compat"),
-    ("_grid", "_spec", "_annotations", "_plan"),
+    ("_grid", "_spec", "_plan"),
     ("_batch",),
-    ("_branches", "_program", "_mask", "_split"),
+    ("_branches", "_closed_over", "_program", "_mask", "_split"),
     ("_executables",),
     ("_closures", "_shared", "_statistics", "_traced", "_outputs", "_self_masking", "_functions"),
     ("_pipeline", "_engine", "_calls"),
