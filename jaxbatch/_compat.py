@@ -9,6 +9,7 @@ Everything is written for JAX 0.10 to 0.12; a name that disappears should break 
 import contextlib
 import inspect
 import operator
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -25,6 +26,8 @@ from jax._src.lax import convolution as _convolution
 from jax.extend import core as jex_core
 
 is_symbolic = jax.export.is_symbolic_dim
+
+_source_info.register_exclusion(os.path.dirname(__file__) + os.sep)  # our own frames are nobody's line
 
 
 # --- symbolic dimensions ---------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def _trace_once(
     except jex_core.InconclusiveDimensionOperation as error:
         raise SizeTestError(
             f"{name}: {_user_line(error)}the function branches on a size, or needs it to be a constant. "
-            f"{str(error).splitlines()[0]} Write it with jnp.where, or declare the dim as a fixed size.",
+            f"{_first_sentence(error)} Write it with jnp.where, or declare the dim as a fixed size.",
             _branches.compared(str(error)),
         ) from error
     except MaskError:
@@ -162,10 +162,9 @@ def _trace_once(
     except Exception as error:
         if not bounds or not derived and not _works_at_fixed_sizes(f, leaves, bounds):
             raise  # the function's own error
-        first = (str(error).splitlines() or [""])[0]
         raise MaskError(
             f"{name}: {_user_line(error)}an operation needs a constant size. {type(error).__name__}: "
-            f"{first} Rewrite that line, or run such inputs at their exact sizes."
+            f"{_first_sentence(error)} Rewrite that line, or run such inputs at their exact sizes."
         ) from error
     jaxpr, consts = hoist(closed)
     return Program(
@@ -245,6 +244,12 @@ def _works_at_fixed_sizes(f: Callable[..., Any], leaves: Sequence[Any], bounds: 
     except Exception:
         return False
     return True
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Return the first line of an error's text, with a full stop behind it."""
+    first = (str(error).splitlines() or [""])[0].strip()
+    return first if first.endswith((".", ":")) else f"{first}."
 
 
 def _user_line(error: BaseException) -> str:
