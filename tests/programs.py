@@ -308,7 +308,7 @@ def _inputs(rng: random.Random, dims: list[str]) -> tuple[Input, ...]:
     if not any("n" in c for c in chosen):
         chosen.append("n, 4")
     inputs = [Input(f"x{i}", shape, "float32") for i, shape in enumerate(chosen)]
-    if rng.random() < 0.5:
+    if rng.random() < 0.7:
         shape = rng.choice([*shapes[rng.choice(dims)][:3], "3", "2, 2", ""])
         inputs.append(
             Input(f"x{len(inputs)}", shape, rng.choice(["int32", "int32", "bool", "int8", "uint8"]))

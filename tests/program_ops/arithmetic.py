@@ -140,9 +140,13 @@ def _binary(d: Draw) -> Any:
 @op("where", 1.5)
 def _where(d: Draw) -> Any:
     a = d.pick()
-    c, index = d.mate(a, "b")
+    if d.rng.random() < 0.5:
+        c, index, test = a, "", "({1} > 0.2)"
+    else:
+        c, index = d.mate(a, "b")
+        test = "{1}"
     other = d.choice(["0", "-1e9", "jnp.inf", "{0} * 2", "{0}.mean()"])
-    code = indexed("jnp.where({1}, {0}, OTHER)".replace("OTHER", other), index)
+    code = indexed("jnp.where(TEST, {0}, OTHER)".replace("TEST", test).replace("OTHER", other), index)
     if other in ("-1e9", "jnp.inf"):
         code = (
             d.choice(["jnp.exp(-jnp.abs(%s))", "jnp.minimum(jnp.abs(%s), 2)", "1 / (1 + jnp.abs(%s))"]) % code

@@ -120,8 +120,12 @@ def _scatter(d: Draw) -> Any:
 @op("scatter rows", 2)
 def _scatter_rows(d: Draw) -> Any:
     x = d.pick((1, 2))
-    i = d.pick(1, "i", lambda v: v.dtype.kind == "i" and same(v.shape[0], x.shape[0]))
-    return d.choice(
+    index, operands = "{1}", [x]
+    if d.rng.random() < 0.6:
+        index = "(jnp.argsort({0}.reshape({0}.shape[0], -1).sum(1)) * 2 % 7 - 1)"
+    else:
+        operands.append(d.pick(1, "i", lambda v: v.dtype.kind == "i" and same(v.shape[0], x.shape[0])))
+    code = d.choice(
         [
             "jax.ops.segment_sum({0}, {1}, num_segments=5)",
             "jnp.maximum(jax.ops.segment_max({0}, {1}, num_segments=4), -3)",
@@ -134,7 +138,8 @@ def _scatter_rows(d: Draw) -> Any:
             "jax.ops.segment_sum({0}, jnp.sort({1}), num_segments=5, indices_are_sorted=True)",
             "{0}.at[{1}].add({0}, mode='drop')",
         ]
-    ), [x, i]
+    )
+    return code.replace("{1}", index), operands
 
 
 @op("permute", 1)
