@@ -126,6 +126,9 @@ LAYOUT = {
     "backwards in threes": Case(lambda x: x[::-3]),
     "last two": Case(lambda x: x[-2:]),
     "a fixed place": Case(lambda x: (x[1], x[:3].sum(0)), lengths=(1, 2, 5)),
+    "a fixed place past a length of one": Case(
+        lambda x: (x[1], x[-2], x[:, 0][1], x[:, -2:-1].sum(0)), lengths=(1,)
+    ),
     "halves": Case(lambda x: (x[x.shape[0] // 2 :], x[: x.shape[0] // 2 + 1])),
     "split": Case(lambda x: tuple(jnp.split(x, [1])), lengths=(2, 5, 8)),
     "concatenate": Case(lambda x: jnp.concatenate([x, x * 2, x[:1]])),

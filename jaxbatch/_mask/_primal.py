@@ -47,8 +47,20 @@ def _apply(eqn: Any, args: list[Any]) -> Sequence[Any]:
     replacement = _replacements.get(name)
     if replacement is not None and mentions_dims(eqn.invars[0].aval.shape):
         return [replacement(eqn, *args)]
-    outs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    params = eqn.primitive.get_bind_params(eqn.params)
+    if name == "gather" and mentions_dims(eqn.invars[0].aval.shape):
+        params = params | {"mode": _clamping(params["mode"])}
+    outs = eqn.primitive.bind(*args, **params)
     return outs if eqn.primitive.multiple_results else [outs]
+
+
+def _clamping(mode: Any) -> Any:
+    """Return the mode under which a gather and its transpose agree about a place past a short length.
+
+    XLA clamps a gather that promised to stay inside, and drops a scatter that did.
+    """
+    promised = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.GatherScatterMode.CLIP if lax.GatherScatterMode.from_any(mode) == promised else mode
 
 
 def _switch(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
