@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,13 +34,8 @@ RULES = "jaxbatch/_mask"
 TESTS = ("tests/test_mask_rules.py", "tests/test_mask_rules_more.py")
 COPIED = ("jaxbatch", "models", "tests", "tools", "pyproject.toml")
 SKIPPED = ("__init__.py", "_registry.py")
-QUIET = ("-q", "-p", "no:cacheprovider")
+QUIET = ("-q", "-n", "0", "-p", "no:cacheprovider")
 WRONG_COPY = 99
-NOTICED = (
-    pytest.ExitCode.TESTS_FAILED,
-    pytest.ExitCode.INTERRUPTED,
-    -signal.SIGKILL,
-)  # interrupted by an import
 
 # A call that protects, and the argument that remains when the protection is taken out. An operand that is
 # a `Padded` remains as its `.data`.
@@ -290,7 +284,10 @@ class Runner:
         }
 
     def record(self, tests: list[str]) -> dict[str, dict[str, Any]]:
-        """Run the tests on the rules as they are; return what each that passes reaches, fast ones first."""
+        """Run the tests on the rules as they are; return what each that passes reaches.
+
+        The tests of the first file come first, and in each file those that are fast.
+        """
         paths = [*sorted((self.copy / "jaxbatch").rglob("*.py")), *(self.copy / test for test in tests)]
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
         known = self._work / f"reached-{digest}.json"
@@ -311,10 +308,15 @@ class Runner:
         for test in [test for test, what in reached.items() if not what["passed"]]:
             print(f"left out, since it fails without a mutant: {test}", flush=True)
             del reached[test]
-        return dict(sorted(reached.items(), key=lambda item: item[1]["seconds"]))
+        files = [name for name, _, _ in (test.partition("::") for test in tests)]
 
-    def survives(self, mutant: Mutant, reached: dict[str, dict[str, Any]]) -> str:
-        """Return "" if a test fails under the mutant, else why none does."""
+        def order(item: tuple[str, dict[str, Any]]) -> tuple[int, float]:
+            return files.index(item[0].partition("::")[0]), item[1]["seconds"]
+
+        return dict(sorted(reached.items(), key=order))
+
+    def try_one(self, mutant: Mutant, reached: dict[str, dict[str, Any]]) -> tuple[bool, str]:
+        """Return whether a test fails under the mutant, and which, or why none does."""
         path = self.copy / RULES / mutant.file
         source = path.read_text()
         lines = {f"{mutant.file}:{mutant.line + i}" for i in range(mutant.before.count("\n") + 1)}
@@ -323,23 +325,39 @@ class Runner:
         else:
             tests = [test for test, what in reached.items() if lines & set(what["lines"])]
         if not tests:
-            return "no test reaches it"
-        run = self._processes.Process(target=_run_tests, args=(str(self.copy), tests))
+            return False, "no test reaches it"
+        failed = self._work / "failed"
+        failed.unlink(missing_ok=True)
+        run = self._processes.Process(target=_run_tests, args=(str(self.copy), tests, failed))
         try:
             path.write_text(mutant.apply(source))
             run.start()
             run.join(self.timeout)
-            if run.exitcode is None:  # e.g. a loop that never ends
+            if run.exitcode is None:
                 run.kill()
                 run.join()
+                return True, "it does not end"
         finally:
             path.write_text(source)
-        if run.exitcode not in (pytest.ExitCode.OK, *NOTICED):
+        if run.exitcode == pytest.ExitCode.OK:
+            return False, f"{len(tests)} tests pass"
+        if run.exitcode not in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
             raise SystemExit(f"The tests could not run: exit status {run.exitcode}, 99 for another jaxbatch.")
-        return f"{len(tests)} tests pass" if run.exitcode == pytest.ExitCode.OK else ""
+        return True, failed.read_text() if failed.exists() else "import"
 
 
-def _run_tests(copy: str, tests: list[str]) -> None:
+class _Failed:
+    """Notes the first test that fails."""
+
+    def __init__(self, note: Path):
+        self.note = note
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.note.exists():
+            self.note.write_text(report.nodeid.split("::")[-1])
+
+
+def _run_tests(copy: str, tests: list[str], failed: Path) -> None:
     """Run tests until one fails; the process ends with pytest's status."""
     os.chdir(copy)
     with (
@@ -347,7 +365,7 @@ def _run_tests(copy: str, tests: list[str]) -> None:
         contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(nowhere),
     ):
-        status = int(pytest.main([*QUIET, "-x", *tests]))
+        status = int(pytest.main([*QUIET, "-x", *tests], plugins=[_Failed(failed)]))
     imported = sys.modules.get("jaxbatch")
     wrong = imported is not None and not str(imported.__file__).startswith(copy)
     os._exit(WRONG_COPY if wrong else status)
@@ -382,11 +400,11 @@ def main() -> int:
         survivors = []
         for i, mutant in enumerate(chosen, 1):
             start = time.perf_counter()
-            why = runner.survives(mutant, reached)
-            survivors += [(mutant, why)] * bool(why)
-            word = f"SURVIVES ({why})" if why else "killed"
+            killed, why = runner.try_one(mutant, reached)
+            survivors += [] if killed else [(mutant, why)]
             seconds = time.perf_counter() - start
-            print(f"{i:>3}/{len(chosen)} {seconds:5.1f} s  {mutant}  {word}", flush=True)
+            word = "killed by" if killed else "SURVIVES:"
+            print(f"{i:>3}/{len(chosen)} {seconds:5.1f} s  {mutant}  {word} {why}", flush=True)
     print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} mutants killed; survivors:")
     for mutant, why in survivors:
         print(f"  {mutant}  ({why})")
