@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core as jex_core
 
 from . import _compat
 
@@ -48,20 +47,12 @@ def _inner_consts(jaxpr: Any) -> list[Any]:
 
 def _inline(jaxpr: Any, args: Sequence[Any], table: dict[int, Any]) -> list[Any]:
     """Run a jaxpr; a call that closed over an array is looked into, with `table`'s value in its place."""
-    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
+    def apply(eqn: Any, values: list[Any]) -> Sequence[Any]:
+        closed = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
+        if closed is None or not (closed.consts or _inner_consts(_compat.open_jaxpr(closed)[0])):
+            return _compat.bind(eqn, values)
+        own = [table[id(const)] for const in closed.consts]
+        return _inline(_compat.consts_as_inputs(closed), (*own, *values), table)
 
-    for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
-        with _compat.user_context(eqn), eqn.ctx.manager:
-            closed = eqn.params["jaxpr"] if eqn.primitive.name == "jit" else None
-            if closed is not None and (closed.consts or _inner_consts(_compat.open_jaxpr(closed)[0])):
-                own = [table[id(const)] for const in closed.consts]
-                outs = _inline(_compat.consts_as_inputs(closed), (*own, *values), table)
-            else:
-                outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-                outs = outs if eqn.primitive.multiple_results else [outs]
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return _compat.interpret(jaxpr, (), args, apply)

@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -138,6 +138,32 @@ def user_context(eqn: jex_core.JaxprEqn) -> Iterator[None]:
     name_stack = _source_info.current_name_stack() + eqn.source_info.name_stack
     with _source_info.user_context(eqn.source_info.traceback, name_stack=name_stack):
         yield
+
+
+def interpret(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    apply: Callable[[jex_core.JaxprEqn, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Run a jaxpr, each equation by `apply(eqn, values)` under its own line, and return its outputs."""
+    env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        with user_context(eqn), eqn.ctx.manager:
+            outs = apply(eqn, [read(atom) for atom in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def bind(eqn: jex_core.JaxprEqn, values: Sequence[Any], **overrides: Any) -> Sequence[Any]:
+    """Run an equation as it is, but for some parameters, and return its outputs."""
+    params = eqn.primitive.get_bind_params(eqn.params) | overrides
+    outs = eqn.primitive.bind(*values, **params)
+    return outs if eqn.primitive.multiple_results else [outs]
 
 
 def trace_context() -> Hashable:

@@ -2,7 +2,8 @@
 
 Some of JAX's own derivative rules need a constant size: running products, maxima and log-sums (through
 `associative_scan`) and products along an axis. Where a program is about to be differentiated these are
-computed by a `lax.scan` instead, which is the same function and has a derivative at any size.
+computed by a `lax.scan` instead, which is the same function and has a derivative at any size. And a gather
+gets a mode under which its gradient goes back to the place that it read.
 """
 
 import functools
@@ -12,7 +13,6 @@ from typing import Any
 import jax
 from jax import lax
 from jax import numpy as jnp
-from jax.extend import core as jex_core
 
 from .. import _compat
 from .._branches import Out, size_switch_p, switch
@@ -22,16 +22,7 @@ from ._reduce import Identity, highest, lowest, one
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     """Run a jaxpr, with what has no derivative at symbolic sizes replaced."""
-    env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex_core.Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        with _compat.user_context(eqn), eqn.ctx.manager:
-            outs = _apply(eqn, [read(v) for v in eqn.invars])
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return _compat.interpret(jaxpr, consts, args, _apply)
 
 
 def _apply(eqn: Any, args: list[Any]) -> Sequence[Any]:
@@ -47,11 +38,9 @@ def _apply(eqn: Any, args: list[Any]) -> Sequence[Any]:
     replacement = _replacements.get(name)
     if replacement is not None and mentions_dims(eqn.invars[0].aval.shape):
         return [replacement(eqn, *args)]
-    params = eqn.primitive.get_bind_params(eqn.params)
     if name == "gather" and mentions_dims(eqn.invars[0].aval.shape):
-        params = params | {"mode": _clamping(params["mode"])}
-    outs = eqn.primitive.bind(*args, **params)
-    return outs if eqn.primitive.multiple_results else [outs]
+        return _compat.bind(eqn, args, mode=_clamping(eqn.params["mode"]))
+    return _compat.bind(eqn, args)
 
 
 def _clamping(mode: Any) -> Any:
