@@ -155,7 +155,7 @@ REFUSED = (
     ("n", "int64", np.array(["2020-01-01"], "M8[D]"), "`x` has dtype datetime64[D]"),
     ("n", "float32", np.ones(2, np.longdouble), "which JAX cannot compute with"),
     ("n m", "float32", [[1, 2], [3]], "`x` is a nested list whose parts differ in shape or are no numbers"),
-    ("n", "float32", np.ma.array([1.0, 2.0], mask=[0, 1]), "`x` is a NumPy masked array, and its mask"),
+    ("n", "float32", np.ma.array([1.0], mask=[True]), "`x` is a NumPy masked array, and its mask"),
     ("n", "float32", None, "`x` is None. An absent key and None mean the same"),
     (
         "n",
