@@ -84,7 +84,7 @@ ELSEWHERE = {
     "a token, a check or a print, which has an effect": "after_all check create_token dce_sink "
     "inspect_sharding",
     "a step of JAX's transformations, gone once a function is traced": "call_hi_primitive_linearized "
-    "custom_jvp_call_jaxpr custom_lin eval_jaxpr jaxpr_call stage unreachable",
+    "custom_jvp_call_jaxpr custom_lin jaxpr_call stage unreachable",
     "sizes of a module whose shapes are refined after export": "dimension_size",
     "inside a Pallas kernel": "broadcast_to core_map create_linear delay get_global masked_load masked_swap "
     "mpmd_map multiple_of num_programs pin program_id reciprocal run_scoped semaphore_read semaphore_signal "
