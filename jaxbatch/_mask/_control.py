@@ -27,7 +27,8 @@ def arrays(values: Any, variables: Any) -> list[Any]:
 
 
 @define(
-    "jit closed_call core_call call eval_jaxpr remat2 custom_jvp_call custom_vjp_call custom_vmap_call composite",
+    "jit closed_call core_call call eval_jaxpr remat2 composite "
+    "custom_jvp_call custom_vjp_call custom_vmap_call",
     "call",
 )
 def _call(ctx: Context, eqn: Any, *xs: Padded) -> Any:
