@@ -128,6 +128,16 @@ INDEXING = {
         for scatter in (lax.scatter, lax.scatter_add, lax.scatter_mul, lax.scatter_min, lax.scatter_max)
         for mode in ("clip", "drop")
     },
+    "window at a start in two axes": Case(
+        lambda t, x, i: lax.scatter(
+            t, i[:2], x[:, :2], lax.ScatterDimensionNumbers((0, 1), (), (0, 1)), mode="drop"
+        ),
+        ["n, 4", "3:int32"],
+        (TABLE,),
+        lengths=(1, 2, 3, 5, 6, 8),
+        low=-1,
+        high=5,
+    ),
     "small positions": Case(
         lambda x, i: (x.at[i].get(mode="fill", fill_value=-7), x.at[i].add(1.5, mode="drop")),
         ["n, 4", "3:uint8"],
@@ -260,6 +270,29 @@ LOOPS = {
         lambda x: lax.scan(
             lambda c, v: (lax.while_loop(lambda a: a < c + 1, lambda a: a * 2, v), v), 1.0, jnp.abs(x)
         ),
+        ["n"],
+        grad=False,
+    ),
+    "in a loop that ends earlier for others": Case(
+        lambda x: lax.while_loop(
+            lambda c: c[0] > 0,
+            lambda c: (
+                c[0] - 1,
+                jnp.where(c[0] == 1, 0, lax.while_loop(lambda v: v < 9, lambda v: v * 2, c[1])),
+            ),
+            (x.shape[0], 1.0 + x.max() * 0),
+        ),
+        ["n"],
+        grad=False,
+    ),
+    "of a fixed number of steps, in one on each cell": Case(
+        lambda x: jax.vmap(
+            lambda v: lax.while_loop(
+                lambda c: c < 9,
+                lambda c: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 1.5), (0, c))[1],
+                v,
+            )
+        )(jnp.abs(x)),
         ["n"],
         grad=False,
     ),
@@ -442,7 +475,7 @@ def test_draws_are_refused_when_the_generator_depends_on_the_whole_shape():
 
 
 @pytest.mark.parametrize("promised", [False, True])
-@pytest.mark.parametrize("ragged", ["the array", "the positions"])
+@pytest.mark.parametrize("ragged", ["the array", "the positions", "another axis"])
 @pytest.mark.parametrize("name", ["gather", "scatter-add"])
 def test_positions_are_called_sorted_and_unique_only_where_they_still_are(name, ragged, promised):
     # A CPU ignores these promises; where one is wrong, another device may answer anything.
@@ -452,12 +485,16 @@ def test_positions_are_called_sorted_and_unique_only_where_they_still_are(name, 
         at = x.at[i]
         return at.get(mode="clip", **flags) if name == "gather" else at.add(1.0, mode="drop", **flags)
 
-    specs = ["n, 4", "3"] if ragged == "the array" else ["8, 4", "n"]
+    specs = {"the array": ["n, 4", "3"], "the positions": ["8, 4", "n"], "another axis": ["8, n", "3"]}[
+        ragged
+    ]
     spec = tuple(jb.spec(s, d) for s, d in zip(specs, ("float32", "int32"), strict=True))
     masked = jb.mask(f, spec=spec)
-    shape = (3,) if ragged == "the array" else (8,)
-    text = jax.jit(masked).lower({"n": np.int32(5)}, ones(8, 4), np.zeros(shape, np.int32)).as_text()
+    shape = (8,) if ragged == "the positions" else (3,)
+    columns = 8 if ragged == "another axis" else 4
+    text = jax.jit(masked).lower({"n": np.int32(5)}, ones(8, columns), np.zeros(shape, np.int32)).as_text()
     assert name.removesuffix("-add") in text
-    expected = promised and name == "gather" and ragged == "the array"
-    assert ("indices_are_sorted = true" in text) == expected
-    assert "unique_indices = true" not in text  # a scatter's; XLA has no such promise for a gather
+    kept = ragged == "another axis" or (ragged == "the array" and name == "gather")
+    assert ("indices_are_sorted = true" in text) == (promised and kept)
+    # XLA takes the second promise for a scatter only.
+    assert ("unique_indices = true" in text) == (promised and kept and name == "scatter-add")
