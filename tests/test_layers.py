@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 # From the bottom up. Modules of one row may import each other, as long as that makes no circle.
 LAYERS = (
     ("_errors", "_compat"),
-    ("_grid", "_spec", "_plan"),
+    ("_fit", "_grid", "_spec", "_plan"),
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_split"),
     ("_executables",),
@@ -45,7 +45,7 @@ ONLY_IN = {
 }
 
 # These compute on integers and NumPy arrays, so that they can be tested without a program or a device.
-WITHOUT_JAX = {"_errors", "_grid", "_plan", "_batch"}
+WITHOUT_JAX = {"_errors", "_fit", "_grid", "_plan", "_batch"}
 
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
 
