@@ -12,6 +12,7 @@ from ._errors import MaskError as MaskError
 from ._errors import OversizeError as OversizeError
 from ._errors import QueueFullError as QueueFullError
 from ._errors import SpecError as SpecError
+from ._explanation import Explanation as Explanation
 from ._grid import Bucket as Bucket
 from ._grid import Grid as Grid
 from ._mask import CustomPadding as CustomPadding
@@ -20,5 +21,4 @@ from ._mask import register as register
 from ._masking import MaskedFunction as MaskedFunction
 from ._masking import mask as mask
 from ._spec import spec as spec
-from ._statistics import Explanation as Explanation
 from ._statistics import Statistics as Statistics

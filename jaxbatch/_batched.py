@@ -20,13 +20,14 @@ from ._calls import Call, Policy, bound_dims
 from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
 from ._executables import Key, KeyTakenError
+from ._explanation import Explanation, explain
 from ._functions import function_name, function_of
 from ._grid import Bucket, Grid
 from ._pipeline import Window
 from ._plan import chunk, plan
 from ._shared import Shared
 from ._spec import argument_names
-from ._statistics import Explanation, Statistics, explain
+from ._statistics import Statistics
 from ._traced import Function
 
 Lengths = Mapping[str, Any] | Sequence[int] | np.ndarray

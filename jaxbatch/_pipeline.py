@@ -19,6 +19,7 @@ from ._errors import CompileMissError, MaskError
 from ._executables import Executables
 from ._grid import Bucket
 from ._statistics import Recorder
+from ._timing import BatchTimes
 from ._traced import Traced
 
 IN_FLIGHT = 3
@@ -58,12 +59,19 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Flight:
-    """A batch that was started."""
+    """A batch that was started.
+
+    Attributes:
+      begun: when its padding began; `padded`, `started` and `ready` are as in `BatchTimes`.
+    """
 
     work: Work
-    outputs: Sequence[jax.Array]
+    outputs: Sequence[Any]
     residuals: Residuals
-    seconds: float
+    begun: float
+    padded: float
+    started: float
+    ready: float | None
 
 
 class Pipeline:
@@ -72,6 +80,7 @@ class Pipeline:
     Args:
       shared: the shared leaves, on the device.
       on_failure: called with the error of a batch; it raises, or returns so that the batch's examples get it.
+      on_delivered: called with each batch that has its results or errors.
     """
 
     def __init__(
@@ -82,13 +91,17 @@ class Pipeline:
         *,
         frozen: bool,
         on_failure: Callable[[Exception], None],
+        on_delivered: Callable[[Work], None] | None = None,
     ):
         self._executables = executables
         self._recorder = recorder
         self._shared = list(shared)
         self._frozen = frozen
         self._on_failure = on_failure
+        self._on_delivered = on_delivered
         self._flights: collections.deque[_Flight] = collections.deque()
+        self._call = object()  # stands for this call where batches of several are counted
+        self._since = time.perf_counter()
 
     def start(self, work: Work) -> None:
         """Pad and start a batch, then fetch the oldest ones until few enough are in flight."""
@@ -96,11 +109,14 @@ class Pipeline:
             program = self._executables.get(
                 work.traced.key(work.bucket), lambda: work.traced.build(work.bucket), frozen=self._frozen
             )
-            begin = time.perf_counter()  # compile time is counted by the executables
+            begun = time.perf_counter()  # compile time is counted by the executables
             traced, bucket = work.traced, work.bucket
             lengths = work.lengths[:, : len(traced.dims)]  # a program for exact sizes may need none
             arrays, residuals = pad_and_stack(work.examples, lengths, traced.shapes(bucket), bucket["rows"])
+            padded = time.perf_counter()
             outputs = program(traced.counts(residuals), traced.consts(bucket), self._shared, arrays)
+            started = time.perf_counter()
+            ready = started if outputs and outputs[-1].is_ready() else None
             for output in outputs:
                 output.copy_to_host_async()
         except (MaskError, CompileMissError):
@@ -108,7 +124,7 @@ class Pipeline:
         except Exception as error:
             self._fail(work, error)
             return
-        self._flights.append(_Flight(work, outputs, residuals, time.perf_counter() - begin))
+        self._flights.append(_Flight(work, outputs, residuals, begun, padded, started, ready))
         while len(self._flights) > IN_FLIGHT:
             self._fetch()
 
@@ -119,17 +135,28 @@ class Pipeline:
 
     def _fetch(self) -> None:
         flight = self._flights.popleft()
-        begin, work, tree = time.perf_counter(), flight.work, flight.work.traced.out_tree
+        work, tree, ready = flight.work, flight.work.traced.out_tree, flight.ready
+        waited = time.perf_counter()
         try:
+            if flight.outputs and ready is None and not flight.outputs[-1].is_ready():
+                jax.block_until_ready(flight.outputs)
+                ready = time.perf_counter()
             arrays = [np.asarray(output) for output in flight.outputs]
         except Exception as error:
             self._fail(work, error)
             return
+        fetched = time.perf_counter()
         rows = unstack(arrays, flight.residuals, work.traced.out_shapes(flight.residuals))
         work.window.settle(work.indices, map(tree.unflatten, rows))
-        seconds = flight.seconds + time.perf_counter() - begin
-        self._recorder.add(work.bucket, work.lengths, exact=work.traced.is_exact, seconds=seconds)
+        delivered = time.perf_counter()
+        times = BatchTimes(flight.begun, flight.padded, flight.started, waited, fetched, delivered, ready)
+        exact, since, self._since = work.traced.is_exact, self._since, delivered
+        self._recorder.add(work.bucket, work.lengths, times, exact=exact, call=self._call, since=since)
+        if self._on_delivered is not None:
+            self._on_delivered(work)
 
     def _fail(self, work: Work, error: Exception) -> None:
         self._on_failure(error)
         work.window.settle(work.indices, [error] * len(work.indices))
+        if self._on_delivered is not None:
+            self._on_delivered(work)

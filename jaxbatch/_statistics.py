@@ -1,55 +1,22 @@
-"""What ran and what will run, in numbers: `Statistics` of the past, `Explanation` of the future.
+"""What ran so far, in numbers: a `Recorder` counts each batch, and its snapshots are `Statistics`."""
 
-A cell is one element of the product of an example's ragged dims. Valid cells are the example's own, padded
-cells are what its row has in the bucket, and filler cells belong to rows that only fill a batch up.
-"""
-
+import collections
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
+from . import _tables
+from ._counts import BucketStatistics, Histogram, Tally, bucket_name, by_size
 from ._executables import CompileStatistics
 from ._grid import Bucket
-from ._plan import Job
+from ._timing import BatchRecord, BatchTimes, Coverage, DeviceClock, TimeStatistics
 
+TIMELINE = 64
+"""How many of the latest batches are kept with their times."""
 
-@dataclasses.dataclass(frozen=True)
-class BucketStatistics:
-    """What one bucket did, or will do.
-
-    Attributes:
-      seconds: host time spent on its batches: padding, starting, waiting for and cutting results.
-    """
-
-    batches: int = 0
-    examples: int = 0
-    valid_cells: int = 0
-    padded_cells: int = 0
-    filler_cells: int = 0
-    seconds: float = 0.0
-
-    @property
-    def pad_ratio(self) -> float:
-        """Padded cells for each valid one, 1.0 where nothing is padded; filler rows are not in it."""
-        return self.padded_cells / self.valid_cells if self.valid_cells else 1.0
-
-    @property
-    def padding_share(self) -> float:
-        """The share of all cells that hold no example's data, from 0 to 1; filler rows included."""
-        total = self.padded_cells + self.filler_cells
-        return 1 - self.valid_cells / total if total else 0.0
-
-    def __add__(self, other: "BucketStatistics") -> "BucketStatistics":
-        return BucketStatistics(
-            self.batches + other.batches,
-            self.examples + other.examples,
-            self.valid_cells + other.valid_cells,
-            self.padded_cells + other.padded_cells,
-            self.filler_cells + other.filler_cells,
-            self.seconds + other.seconds,
-        )
+MAX_NOTES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +26,19 @@ class Statistics(CompileStatistics):
     Attributes:
       buckets: what each bucket did, largest sizes first.
       exact: what ran at exact sizes.
+      time: where the time of the calls went.
+      lengths: for each dim, how many examples had each length, ascending. Beyond 4096 different lengths,
+        neighbours are counted together, under the smallest that they may have.
+      timeline: the latest batches with their times, in the order of delivery.
+      notes: what was decided on the way and may be worth knowing, such as a fall-back.
     """
 
     buckets: Mapping[Bucket, BucketStatistics] = dataclasses.field(default_factory=dict)
     exact: BucketStatistics = BucketStatistics()
+    time: TimeStatistics = TimeStatistics()
+    lengths: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict, repr=False)
+    timeline: tuple[BatchRecord, ...] = dataclasses.field(default=(), repr=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def total(self) -> BucketStatistics:
@@ -100,78 +76,55 @@ class Statistics(CompileStatistics):
         return self.total.padding_share
 
     @property
+    def padding_by_dim(self) -> dict[str, float]:
+        """For each dim, the share of its padded sizes that was no length; filler rows included."""
+        return self.total.padding_by_dim
+
+    @property
     def pad_ratio(self) -> float:
         """Padded cells for each valid one; filler rows are not in it."""
         return self.total.pad_ratio
 
+    @property
+    def occupancy(self) -> float | None:
+        """The share of the calls' time in which the device was busy; None before anything ran."""
+        return self.time.occupancy
+
     def __str__(self) -> str:
-        head = (
-            f"{self.examples} examples in {self.batches} batches, {self.padding_share:.1%} padding; "
-            f"{self.compiles} programs ({self.exact_compiles} more for exact sizes) compiled "
-            f"in {self.compile_seconds:.2f} s, {self.hits} hits, {self.evictions} evictions"
-        )
-        rows = [(_name(bucket), each) for bucket, each in self.buckets.items()]
+        total = self.total
+        lines = [
+            f"{total.examples:,} examples in {total.batches:,} batches, {total.padding_share:.1%} padding "
+            f"({total.pad_ratio:.3f} padded cells for each valid one)",
+            f"{self.compiles} programs ({self.exact_compiles} more for exact sizes) compiled in "
+            f"{self.compile_seconds:.2f} s, {self.hits:,} hits, {self.evictions:,} evictions",
+        ]
+        if total.size_sums:
+            lines.append(f"padding by dim: {_tables.shares(total.padding_by_dim)}")
+        if self.time.wall:
+            parts = ("padding", "starting", "waiting", "cutting", "other")
+            host = ", ".join(f"{part} {getattr(self.time, part) / self.time.wall:.1%}" for part in parts)
+            lines.append(
+                f"{_tables.seconds(self.time.wall)} in calls: device busy {self.occupancy:.1%}; host {host}"
+            )
+        lines += [f"note: {note}" for note in self.notes]
+        if total.batches:
+            lines += ["", *self._table()]
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        headers = ["bucket", "batches", "examples", "valid cells", "all cells", "padding"]
+        named = [(bucket_name(bucket), each) for bucket, each in self.buckets.items()]
         if self.exact.batches:
-            rows.append(("exact sizes", self.exact))
-        return "\n".join([head, *_table(rows, seconds=True)])
-
-
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What a run of examples of given lengths would do.
-
-    Attributes:
-      jobs: the batches, in the order in which they would start.
-      buckets: what each bucket would do, in that order.
-      missing: how many of the programs are not compiled yet.
-      pad_ratio_squared: padded cells for each valid one where the cost grows with the square of the size, as
-        in attention.
-      worst_pad_ratio: the largest pad ratio of one example.
-      num_exact: examples with an empty or an oversize dim, which would run at their exact size.
-    """
-
-    jobs: tuple[Job, ...]
-    buckets: Mapping[Bucket, BucketStatistics]
-    missing: int
-    pad_ratio_squared: float
-    worst_pad_ratio: float
-    num_exact: int
-
-    @property
-    def total(self) -> BucketStatistics:
-        """The sum over all buckets."""
-        return sum(self.buckets.values(), BucketStatistics())
-
-    @property
-    def programs(self) -> int:
-        """How many programs the run uses, exact sizes apart."""
-        return len(self.buckets)
-
-    @property
-    def batches(self) -> int:
-        """How many batches run."""
-        return len(self.jobs)
-
-    @property
-    def padding_share(self) -> float:
-        """The share of all cells that hold no example's data, from 0 to 1; filler rows included."""
-        return self.total.padding_share
-
-    @property
-    def pad_ratio(self) -> float:
-        """Padded cells for each valid one; filler rows are not in it."""
-        return self.total.pad_ratio
-
-    def __str__(self) -> str:
-        exact = f", and {self.num_exact} examples at exact sizes" if self.num_exact else ""
-        head = (
-            f"{self.total.examples} examples in {self.batches} batches{exact}; {self.programs} programs, "
-            f"{self.missing} of them to compile; {self.padding_share:.1%} padding ({self.pad_ratio:.3f} "
-            f"padded cells for each valid one, {self.worst_pad_ratio:.3f} at worst)"
-        )
-        return "\n".join(
-            [head, *_table([(_name(b), each) for b, each in self.buckets.items()], seconds=False)]
-        )
+            named.append(("exact sizes", self.exact))
+        if len(named) > 1:
+            named.append(("all", self.total))
+        rows = []
+        for name, each in named:
+            counts = (each.batches, each.examples, each.valid_cells, each.padded_cells + each.filler_cells)
+            run = _tables.seconds(each.median_run_seconds)
+            rows.append([name, *[f"{count:,}" for count in counts], f"{each.padding_share:.1%}"])
+            rows[-1] += [_tables.seconds(each.seconds), run, f"{each.timed:,}"]
+        return _tables.table([*headers, "host time", "device, median", "timed"], rows)
 
 
 class Recorder:
@@ -179,60 +132,67 @@ class Recorder:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._buckets: dict[Bucket, BucketStatistics] = {}
-        self._exact = BucketStatistics()
+        self._tallies: dict[Bucket, Tally] = collections.defaultdict(Tally)
+        self._exact = Tally()
+        self._lengths: dict[str, Histogram] = collections.defaultdict(Histogram)
+        self._host = np.zeros(4)
+        self._wall, self._device = Coverage(), Coverage()
+        self._clock = DeviceClock()
+        self._timeline: collections.deque[BatchRecord] = collections.deque(maxlen=TIMELINE)
+        self._notes: dict[str, None] = {}
 
-    def add(self, bucket: Bucket, lengths: np.ndarray, *, exact: bool, seconds: float) -> None:
-        """Count a batch: its bucket, and [num, num_dims] lengths of its examples."""
-        batch = count(bucket, lengths, seconds)
+    def add(
+        self,
+        bucket: Bucket,
+        lengths: np.ndarray,
+        times: BatchTimes,
+        *,
+        exact: bool,
+        call: object,
+        since: float,
+    ) -> None:
+        """Count a batch.
+
+        Args:
+          lengths: those of its examples, [num, num_dims], columns in the order of the bucket's sizes.
+          exact: whether it ran at an exact size.
+          call: the same object for all batches of one call, which are added in the order of their start.
+          since: when the call began, or delivered its previous batch.
+        """
         with self._lock:
-            if exact:
-                self._exact += batch
-            else:
-                self._buckets[bucket] = self._buckets.get(bucket, BucketStatistics()) + batch
+            tally = self._exact if exact else self._tallies[bucket]
+            tally.add(bucket, lengths, times.host_seconds)
+            for dim, column in zip(bucket.sizes, lengths.T.tolist(), strict=True):
+                self._lengths[dim].add(column)
+            run = self._clock.run(times, call, None if exact or times.ready is not None else tally.typical)
+            if run.is_exact and not exact:  # exact sizes differ, so that their times cannot be compared
+                tally.add_run(run.end - run.begin)
+            self._device.add(run.begin, run.end)
+            self._wall.add(since, times.delivered)
+            begun, padded, started, waited, fetched, delivered, _ = times
+            self._host += (padded - begun, started - padded, fetched - waited, delivered - fetched)
+            self._timeline.append(BatchRecord(bucket, len(lengths), times, run))
+
+    def note(self, text: str) -> None:
+        """Add a sentence to the notes, once."""
+        with self._lock:
+            if len(self._notes) < MAX_NOTES:
+                self._notes[text] = None
 
     def snapshot(self, compiled: CompileStatistics) -> Statistics:
         """Return all counts so far, together with those of the programs."""
         with self._lock:
-            buckets, exact = dict(self._buckets), self._exact
-        ordered = dict(sorted(buckets.items(), key=lambda item: _order(item[0]), reverse=True))
-        return Statistics(**dataclasses.asdict(compiled), buckets=ordered, exact=exact)
-
-
-def count(bucket: Bucket, lengths: np.ndarray, seconds: float = 0.0) -> BucketStatistics:
-    """Return the counts of one batch."""
-    num, cells = len(lengths), bucket.cells // bucket["rows"]
-    valid = int(lengths.prod(axis=1, dtype=np.int64).sum())
-    return BucketStatistics(1, num, valid, num * cells, (bucket["rows"] - num) * cells, seconds)
-
-
-def explain(jobs: Iterable[Job], lengths: np.ndarray, *, missing: int, num_exact: int) -> Explanation:
-    """Return the explanation of planned jobs; `lengths` is what they were planned from."""
-    jobs = tuple(jobs)
-    buckets: dict[Bucket, BucketStatistics] = {}
-    padded, valid, worst = 0.0, 0.0, 1.0
-    for job in jobs:
-        own = lengths[list(job.indices)]
-        buckets[job.bucket] = buckets.get(job.bucket, BucketStatistics()) + count(job.bucket, own)
-        cells, sizes = own.astype(np.float64).prod(axis=1), float(job.bucket.cells // job.bucket["rows"])
-        padded, valid = padded + len(own) * sizes**2, valid + float((cells**2).sum())
-        worst = max(worst, sizes / float(cells.min()))
-    return Explanation(jobs, buckets, missing, padded / valid if valid else 1.0, worst, num_exact)
-
-
-def _order(bucket: Bucket) -> tuple[int, int]:
-    return bucket.cells // bucket["rows"], bucket["rows"]
-
-
-def _name(bucket: Bucket) -> str:
-    return " ".join(f"{name}={size}" for name, size in bucket.items())
-
-
-def _table(rows: list[tuple[str, BucketStatistics]], *, seconds: bool) -> list[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    return [
-        f"  {name:<{width}}  {each.batches:>5} batches {each.examples:>7} examples "
-        + f"{each.padding_share:>6.1%} padding"
-        + (f" {each.seconds:>8.3f} s" if seconds else "")
-        for name, each in rows
-    ]
+            buckets = {bucket: tally.freeze() for bucket, tally in self._tallies.items()}
+            exact = self._exact.freeze()
+            time = TimeStatistics(self._wall.seconds, self._device.seconds, *self._host.tolist())
+            lengths = {dim: histogram.freeze() for dim, histogram in self._lengths.items()}
+            timeline, notes = tuple(self._timeline), tuple(self._notes)
+        return Statistics(
+            **{field.name: getattr(compiled, field.name) for field in dataclasses.fields(compiled)},
+            buckets=dict(sorted(buckets.items(), key=lambda item: by_size(item[0]), reverse=True)),
+            exact=exact,
+            time=time,
+            lengths=lengths,
+            timeline=timeline,
+            notes=notes,
+        )

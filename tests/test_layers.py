@@ -18,12 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 LAYERS = (
     ("_errors", "_compat"),
     ("_fit", "_grid", "_spec", "_plan"),
+    ("_tables", "_timing", "_counts", "_explanation"),
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_split"),
     ("_executables",),
     ("_closures", "_shared", "_statistics", "_traced", "_outputs", "_self_masking", "_functions"),
     ("_pipeline", "_engine", "_calls"),
-    ("_artifact", "_dispatch"),
+    ("_artifact", "_charts", "_report", "_progress", "_dispatch"),
     ("_batched", "_masking", "testing", "_invariance", "_closeness", "cli"),
     ("__init__", "__main__"),
 )
@@ -38,7 +39,7 @@ ONLY_IN = {
     "time": {"_executables", "_dispatch", "_pipeline"},  # seconds in statistics, and the dispatcher's clock
     "asyncio": set(),
     "multiprocessing": set(),
-    "pathlib": {"_executables", "_artifact", "cli"},
+    "pathlib": {"_executables", "_artifact", "_report", "cli"},
     "shutil": {"_executables", "_artifact", "cli"},
     "tempfile": {"_executables", "_artifact", "cli"},
     "zipfile": {"_artifact"},
