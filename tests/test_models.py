@@ -17,6 +17,7 @@ import safetensors.numpy
 import tokenizers
 from pretrained import real_bert
 
+import jaxbatch as jb
 from models import bert, weights
 from models.tokenizer import Tokenizer, truncate
 
@@ -126,6 +127,50 @@ def test_loaded_weights_compute_what_the_paper_says(tmp_path, names):
     model, params = bert.load(save_model(tmp_path, tiny_weights(**names)))
     found = model.bind(params)(TOKENS)
     np.testing.assert_allclose(found, reference_hidden_states(), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "form, atol", [(bert.Form(attention="late"), 2e-5), (bert.Form("late", "bfloat16"), 5e-2)], ids=str
+)
+def test_other_forms_compute_the_same(tmp_path, form, atol):
+    model, params = bert.load(save_model(tmp_path, tiny_weights()), form)
+    kernel = params["params"]["layer_0"]["attention"]["query"]["kernel"]
+    assert (kernel.dtype, params["params"]["norm"]["scale"].dtype) == (form.products, "float32")
+    found = model.bind(params)(TOKENS)
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found, reference_hidden_states(), atol=atol)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "late"])
+def test_scores_whose_exponential_is_no_float32_do_no_harm(tmp_path, attention):
+    tensors = tiny_weights()
+    for name in ("query", "key"):
+        tensors[f"encoder.layer.0.attention.self.{name}.weight"] *= 20
+    model, params = bert.load(save_model(tmp_path, tensors), bert.Form(attention))
+    assert np.isfinite(model.embed(params, TOKENS)).all()
+
+
+@pytest.mark.parametrize("form", [bert.Form(), bert.Form("late"), bert.Form("late", "bfloat16")], ids=str)
+def test_padding_reaches_no_form(tmp_path, form):
+    model, params = bert.load(save_model(tmp_path, tiny_weights()), form)
+    if form.products == "bfloat16":  # a batched product may round the other way, so only poisons count
+        poisons = [0.0, math.nan, math.inf]
+        runs = []
+        for poison in poisons:
+            with jb.testing.padding_value(poison):
+                run = jb.batched(model.embed, (None, 0), grid=jb.Grid(n=[8], rows=[2]))
+                runs.append(np.stack(run(params, [TOKENS, TOKENS[:3]])))
+        for other in runs[1:]:
+            np.testing.assert_array_equal(other, runs[0])
+    else:
+        jb.testing.assert_padding_invariant(
+            model.embed, params, [TOKENS, TOKENS[:3]], in_axes=(None, 0), grid=jb.Grid(n=[8], rows=[2])
+        )
+
+
+def test_an_unknown_form_is_refused():
+    with pytest.raises(ValueError, match="attention='flash'; use one of softmax, late"):
+        bert.Form("flash")  # pyright: ignore[reportArgumentType]  # that is the point
 
 
 def test_embed_is_the_unit_mean_of_all_tokens(tmp_path):
@@ -370,8 +415,10 @@ def embed_all(model, params, tokenizer, texts):
 
 
 @pytest.mark.weights
-def test_minilm_agrees_with_its_published_similarities():
+@pytest.mark.parametrize("attention", ["softmax", "late"])
+def test_minilm_agrees_with_its_published_similarities(attention):
     model, params, tokenizer = real_bert("minilm")
+    model = model.clone(form=bert.Form(attention))
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)
     texts = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
     vectors = embed_all(model, params, tokenizer, texts)
