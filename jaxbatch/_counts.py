@@ -82,7 +82,8 @@ class Tally:
     """The counts of one bucket, growing; not safe for several threads."""
 
     def __init__(self):
-        self._num = [0] * 5
+        self._batches = self._examples = 0
+        self._valid = self._padded = self._filler = 0  # cells
         self._seconds = 0.0
         self._length_sums: dict[str, int] = {}
         self._size_sums: dict[str, int] = {}
@@ -94,8 +95,11 @@ class Tally:
         rows, num, sums = bucket["rows"], len(lengths), lengths.sum(axis=0).tolist()
         cells = bucket.cells // rows
         valid = sums[0] if len(sums) == 1 else int(lengths.prod(axis=1, dtype=np.int64).sum())
-        batch = (1, num, valid, num * cells, (rows - num) * cells)
-        self._num = [old + new for old, new in zip(self._num, batch, strict=True)]
+        self._batches += 1
+        self._examples += num
+        self._valid += valid
+        self._padded += num * cells
+        self._filler += (rows - num) * cells
         self._seconds += seconds
         for (dim, size), total in zip(bucket.sizes.items(), sums, strict=True):
             self._length_sums[dim] = self._length_sums.get(dim, 0) + total
@@ -113,13 +117,12 @@ class Tally:
 
     def freeze(self) -> BucketStatistics:
         """Return the counts so far."""
-        batches, examples, valid, padded, filler = self._num
         return BucketStatistics(
-            batches,
-            examples,
-            valid,
-            padded,
-            filler,
+            self._batches,
+            self._examples,
+            self._valid,
+            self._padded,
+            self._filler,
             self._seconds,
             dict(self._length_sums),
             dict(self._size_sums),

@@ -135,7 +135,7 @@ class Recorder:
         self._tallies: dict[Bucket, Tally] = collections.defaultdict(Tally)
         self._exact = Tally()
         self._lengths: dict[str, Histogram] = collections.defaultdict(Histogram)
-        self._host = np.zeros(4)
+        self._host = [0.0] * 4
         self._wall, self._device = Coverage(), Coverage()
         self._clock = DeviceClock()
         self._timeline: collections.deque[BatchRecord] = collections.deque(maxlen=TIMELINE)
@@ -162,7 +162,8 @@ class Recorder:
         with self._lock:
             tally = self._exact if exact else self._tallies[bucket]
             tally.add(bucket, lengths, times.host_seconds)
-            for dim, column in zip(bucket.sizes, lengths.T.tolist(), strict=True):
+            dims = (name for name in bucket if name != "rows")
+            for dim, column in zip(dims, lengths.T.tolist(), strict=True):
                 self._lengths[dim].add(column)
             run = self._clock.run(times, call, None if exact or times.ready is not None else tally.typical)
             if run.is_exact and not exact:  # exact sizes differ, so that their times cannot be compared
@@ -170,7 +171,8 @@ class Recorder:
             self._device.add(run.begin, run.end)
             self._wall.add(since, times.delivered)
             begun, padded, started, waited, fetched, delivered, _ = times
-            self._host += (padded - begun, started - padded, fetched - waited, delivered - fetched)
+            parts = (padded - begun, started - padded, fetched - waited, delivered - fetched)
+            self._host = [old + new for old, new in zip(self._host, parts, strict=True)]
             self._timeline.append(BatchRecord(bucket, len(lengths), times, run))
 
     def note(self, text: str) -> None:
@@ -184,7 +186,7 @@ class Recorder:
         with self._lock:
             buckets = {bucket: tally.freeze() for bucket, tally in self._tallies.items()}
             exact = self._exact.freeze()
-            time = TimeStatistics(self._wall.seconds, self._device.seconds, *self._host.tolist())
+            time = TimeStatistics(self._wall.seconds, self._device.seconds, *self._host)
             lengths = {dim: histogram.freeze() for dim, histogram in self._lengths.items()}
             timeline, notes = tuple(self._timeline), tuple(self._notes)
         return Statistics(
