@@ -6,8 +6,10 @@ lasts.
 """
 
 import collections
+import contextlib
 import functools
 import itertools
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from . import _closures
+from . import _closures, _report
 from ._calls import Call, Policy, bound_dims
 from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
@@ -25,6 +27,7 @@ from ._functions import function_name, function_of
 from ._grid import Bucket, Grid
 from ._pipeline import Window
 from ._plan import chunk, plan
+from ._progress import ProgressBar, progress_bar
 from ._shared import Shared
 from ._spec import argument_names
 from ._statistics import Statistics
@@ -58,7 +61,7 @@ class Batched:
         self.__name__ = function.name
         self.__wrapped__ = function.f
 
-    def __call__(self, *args: Any, errors: Errors = "raise") -> list[Any]:
+    def __call__(self, *args: Any, errors: Errors = "raise", progress: bool = False) -> list[Any]:
         """Return `f` of each example, in order: NumPy arrays that own their memory, in `f`'s own tree.
 
         Args:
@@ -66,6 +69,7 @@ class Batched:
             an array whose rows are the examples), all of one length.
           errors: "raise" checks all examples before anything runs and raises the first error; "return" puts
             an example's own error in the place of its result and runs the others.
+          progress: draw a progress bar on stderr; it needs rich, which `jaxbatch[demo]` installs.
 
         Raises:
           SpecError: an example does not match its spec.
@@ -90,11 +94,13 @@ class Batched:
             )
         if not len(values[0]):
             return []
-        call = self._call(shared, errors, lazy=False)
-        checked = [call.check(example, i) for i, example in enumerate(zip(*values, strict=True))]
-        return call.finish(call.submit(checked, 0))
+        bar = progress_bar(progress, self._engine.where, len(values[0]))
+        call = self._call(shared, errors, bar, lazy=False)
+        with bar or contextlib.nullcontext():
+            checked = [call.check(example, i) for i, example in enumerate(zip(*values, strict=True))]
+            return call.finish(call.submit(checked, 0))
 
-    def map(self, *args: Any, errors: Errors = "raise") -> Iterator[Any]:
+    def map(self, *args: Any, errors: Errors = "raise", progress: bool = False) -> Iterator[Any]:
         """Yield the result of each example in order, reading the iterables lazily.
 
         The first results come after at most 48 examples were read; later on at most eight times the grid's
@@ -106,6 +112,7 @@ class Batched:
         Args:
           args: as in a call, with any iterables, infinite ones too, in the place of sequences.
           errors: "raise", or "return" to yield an example's own error in its place and go on.
+          progress: as in a call; without a total where an iterable does not know its length.
 
         Raises:
           ValueError: one iterable ended before another.
@@ -115,7 +122,10 @@ class Batched:
             if not isinstance(column, Iterable):
                 raise self._not_examples(name, type(column).__name__)
         values = {n: np.asarray(c) if isinstance(c, jax.Array) else c for n, c in columns.items()}
-        return self._stream(self._call(shared, errors, lazy=True), self._in_step(values), errors)
+        total = min((len(each) for each in values.values() if isinstance(each, Sized)), default=None)
+        bar = progress_bar(progress, self._engine.where, total)
+        call = self._call(shared, errors, bar, lazy=True)
+        return self._stream(call, self._in_step(values), errors, bar or contextlib.nullcontext())
 
     def warm_up(self, *shared: Any, lengths: Lengths | None = None) -> None:
         """Compile now what later calls will need; allowed when frozen.
@@ -180,6 +190,20 @@ class Batched:
     def statistics(self) -> Statistics:
         """Return the counts so far, of all calls and threads; the snapshot does not change."""
         return self._engine.recorder.snapshot(self._engine.executables.statistics())
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what ran so far to one HTML file, with charts, that can be opened and passed on as it is.
+
+        Args:
+          path: its name ends in ".html"; an existing file is replaced as a whole.
+
+        Raises:
+          ValueError: the name has another ending.
+        """
+        try:
+            _report.write(path, _report.render(self.__name__, self.grid, self.statistics()))
+        except ValueError as error:
+            raise ValueError(f"{self._engine.where}.report: {error}") from None
 
     @property
     def grid(self) -> Grid | None:
@@ -270,9 +294,9 @@ class Batched:
                 )
             yield example
 
-    def _call(self, shared: Sequence[Any], errors: str, *, lazy: bool) -> Call:
+    def _call(self, shared: Sequence[Any], errors: str, bar: ProgressBar | None, *, lazy: bool) -> Call:
         policy = Policy(raises=errors == "raise", lazy=lazy, oversize=self._oversize, frozen=self._frozen)
-        return Call(self._engine, shared, self._shared_names, policy)
+        return Call(self._engine, shared, self._shared_names, policy, bar and bar.advance)
 
     def _shared(self, shared: Sequence[Any]) -> Shared:
         if len(shared) != len(self._shared_names):
@@ -325,32 +349,39 @@ class Batched:
 
     # --- the lazy way ---
 
-    def _stream(self, call: Call, examples: Iterator[tuple], errors: str) -> Iterator[Any]:
+    def _stream(
+        self,
+        call: Call,
+        examples: Iterator[tuple],
+        errors: str,
+        bar: contextlib.AbstractContextManager[Any],
+    ) -> Iterator[Any]:
         """Submit windows of growing size, one ahead of the one whose results are delivered."""
         rows = self._engine.grid.rows[-1] if self._engine.grid else 64
         windows: collections.deque[Window] = collections.deque()
         size, start, failure, more = min(_FIRST_WINDOW, 4 * rows), 0, None, True
-        while more:
-            checked = []
-            try:
-                for example in itertools.islice(examples, size):
-                    checked.append(call.check(example, start + len(checked)))
-            except Exception as error:
-                failure = error
-            try:
-                if checked:
-                    windows.append(call.submit(checked, start))
-            except Exception as error:
-                failure = error
-            more = len(checked) == size and failure is None
-            start, size = start + len(checked), min(2 * size, 4 * rows)
-            while len(windows) > (1 if more else 0):
-                for result in call.finish(windows.popleft()):
-                    if isinstance(result, Exception) and errors == "raise":
-                        raise result
-                    yield result
-        if failure is not None:
-            raise failure
+        with bar:
+            while more:
+                checked = []
+                try:
+                    for example in itertools.islice(examples, size):
+                        checked.append(call.check(example, start + len(checked)))
+                except Exception as error:
+                    failure = error
+                try:
+                    if checked:
+                        windows.append(call.submit(checked, start))
+                except Exception as error:
+                    failure = error
+                more = len(checked) == size and failure is None
+                start, size = start + len(checked), min(2 * size, 4 * rows)
+                while len(windows) > (1 if more else 0):
+                    for result in call.finish(windows.popleft()):
+                        if isinstance(result, Exception) and errors == "raise":
+                            raise result
+                        yield result
+            if failure is not None:
+                raise failure
 
 
 def batched(

@@ -6,7 +6,7 @@ empty (or oversize or unmaskable, if that was allowed), a program of its exact s
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,17 @@ class Call:
       engine: what the function keeps between calls.
       shared_args: the shared arguments, in order.
       names: of the shared arguments.
+      on_delivered: called with each batch that has its results or errors.
     """
 
-    def __init__(self, engine: Engine, shared_args: Sequence[Any], names: Sequence[str], policy: Policy):
+    def __init__(
+        self,
+        engine: Engine,
+        shared_args: Sequence[Any],
+        names: Sequence[str],
+        policy: Policy,
+        on_delivered: Callable[[Work], None] | None = None,
+    ):
         self._engine = engine
         self._policy = policy
         self._spec = engine.function.spec
@@ -63,6 +71,7 @@ class Call:
             self._shared.arrays,
             frozen=policy.frozen,
             on_failure=self._on_failure,
+            on_delivered=on_delivered,
         )
 
     # --- in ---
