@@ -3,6 +3,8 @@
 from . import testing as testing
 from ._batched import Batched as Batched
 from ._batched import batched as batched
+from ._batches import Batches as Batches
+from ._batches import batches as batches
 from ._errors import ArtifactError as ArtifactError
 from ._errors import CompileMissError as CompileMissError
 from ._errors import DeadlineError as DeadlineError
@@ -20,5 +22,6 @@ from ._mask import custom_padding as custom_padding
 from ._mask import register as register
 from ._masking import MaskedFunction as MaskedFunction
 from ._masking import mask as mask
+from ._padded_batch import PaddedBatch as PaddedBatch
 from ._spec import spec as spec
 from ._statistics import Statistics as Statistics
