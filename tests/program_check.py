@@ -140,9 +140,15 @@ def _run_stages(trial: "Trial", gradients: bool) -> Verdict:
         except Mismatch as error:
             return Verdict("wrong", str(error), stage, trial.primitives)
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            return Verdict("crashed", f"{type(error).__name__}: {first[:300]}", stage, trial.primitives)
+            text = _first_line(error)
+            status = "skipped" if text in trial.own_failures else "crashed"
+            return Verdict(status, text, stage, trial.primitives)
     return refusals[0] if refusals else Verdict("exact", primitives=trial.primitives)
+
+
+def _first_line(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first[:300]}"
 
 
 def _reason(message: str) -> str:
@@ -201,12 +207,12 @@ class Trial:
             for k, one in enumerate(self.program.inputs):
                 if one.shared:
                     xs[k] = self.examples[0][k]
-        kept = []
+        kept, self.own_failures = [], []
         for lengths, xs in zip(self.lengths, self.examples, strict=True):
             try:
                 jax.eval_shape(self.f, *xs)
             except Exception as error:  # such as the maximum of nothing
-                self._why = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
+                self.own_failures.append(_first_line(error))
             else:
                 kept.append((lengths, xs))
         self.lengths, self.examples = [c for c, _ in kept], [xs for _, xs in kept]
@@ -249,11 +255,11 @@ class Trial:
         try:
             return self.prepare_reference(lambda examples: [self.f(*xs) for xs in examples])(self.examples)
         except Exception as error:  # what JAX traces but cannot lower
-            raise Skip(f"{type(error).__name__}: {str(error).splitlines()[0][:100]}") from error
+            raise Skip(_first_line(error)) from error
 
     def check_values(self) -> None:
         if not self.examples:
-            raise Skip(self._why)
+            raise Skip(self.own_failures[0])
         wants = self._reference
         masked = self._masked(self.f)
         run = self.prepare(jax.vmap(masked, in_axes=(0, *self.in_axes)))
@@ -276,7 +282,7 @@ class Trial:
         """Pull cotangents back through the masked function; their padding is poisoned as well."""
         wants = self._reference
         float_outs = [k for k, w in enumerate(wants[0]) if w.dtype == self.dtype]
-        if not float_outs or not self.inexact:
+        if not float_outs or not self.inexact or self._reference_gradients is None:
             return
         masked = self._masked(self.f)
 
@@ -325,10 +331,8 @@ class Trial:
             return None
 
     def _compare_gradients(self, got: Sequence[Any]) -> None:
-        wants = self._reference_gradients
-        if wants is not None:
-            names = [f"gradient of {self.program.inputs[k].name}" for k in self.inexact]
-            self._compare(names, got, wants)
+        names = [f"gradient of {self.program.inputs[k].name}" for k in self.inexact]
+        self._compare(names, got, self._reference_gradients or [])
 
     def _compare(self, names: Sequence[str], outs: Sequence[Any], wants: Sequence[Sequence[Any]]) -> None:
         """Compare the valid part of every row with the reference, and the rest with zero."""

@@ -79,6 +79,13 @@ REDUCTIONS = {
         lambda x: (lax.reduce_max(x, (0,)), lax.reduce_min(x, (0,)), lax.argmin(x, 0, np.int32)),
         ["n, 4:bool"],
     ),
+    "two folds of no cell": Case(
+        lambda x: lax.reduce(
+            (x, x * 2), (np.float32(0), np.float32(1)), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,)
+        ),
+        ["n, 0, 4"],
+        grad=False,
+    ),
     "reductions in reverse": Case(
         lambda x: (lax.cummax(x, 0, reverse=True), lax.cumsum(x, 0, reverse=True)),
         ["n, 4:int32"],
@@ -137,6 +144,31 @@ INDEXING = {
         lengths=(1, 2, 3, 5, 6, 8),
         low=-1,
         high=5,
+    ),
+    # Along the axis of fixed size too, positions are held against its end as the mode says.
+    "past the end of a fixed axis": Case(
+        lambda x, i, j: (
+            x.at[i, i].get(mode="clip"),
+            x.at[i, j].add(1.5, mode="clip"),
+            x.at[j, i].max(jnp.sin(x[0, :3]), mode="clip"),
+            x.at[i, i].min(-0.5, mode="clip", wrap_negative_indices=False),
+            x.at[i, j].get(mode="fill", fill_value=-7),
+            x.at[i, j].add(jnp.cos(x[0, :3]), mode="drop"),
+        ),
+        ["n, 4", "3:int32", "3:int32"],
+        low=-6,
+        high=12,
+        grad=False,
+    ),
+    "the gradient past the end of a fixed axis": Case(
+        lambda x, i: (
+            x.at[i, i].get(mode="clip"),
+            x.at[i, i].get(mode="fill", fill_value=-7),
+            x.at[i, i].add(jnp.sin(x[0, :3]), mode="clip"),
+        ),
+        ["n, 4", "3:int32"],
+        low=-6,
+        high=12,
     ),
     "small positions": Case(
         lambda x, i: (x.at[i].get(mode="fill", fill_value=-7), x.at[i].add(1.5, mode="drop")),

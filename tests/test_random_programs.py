@@ -75,3 +75,14 @@ def test_a_function_that_fails_by_itself_is_skipped():
 def test_a_printed_program_runs_as_it_is():
     f = program(("{0} - {0}.mean(0)", ("x",))).function()
     np.testing.assert_allclose(f(np.ones((3, 4), np.float32))[0], np.zeros((3, 4)))
+
+
+def test_a_function_without_a_gradient_is_checked_for_its_values_alone():
+    slides = "lax.reduce_window({0}, F(1.0), lax.mul, (2, 2), (2, 1), 'VALID')"
+    assert check(program((f"{slides}.sum()", ("x",))), gradients=True).status == "exact"
+
+
+def test_a_function_that_fails_at_some_lengths_is_skipped_where_that_surfaces():
+    fails = "jnp.zeros(()).reshape(0, -1) if {0}.shape[0] < 2 else {0}.sum()"
+    verdict = check(program((fails, ("x",))))
+    assert verdict.status == "skipped" and verdict.detail.startswith("ZeroDivisionError")

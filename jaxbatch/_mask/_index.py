@@ -193,10 +193,11 @@ def _scatter(
 
     data, columns, partial = x.data, {}, []
     live = ctx.valid(indices.shape, range(len(indices.shape) - 1))
-    for column, axis in enumerate(dims.scatter_dims_to_operand_dims):
-        dim, size = x.shape[axis], window[axis]
-        clamps = mode == _Mode.CLIP and live is not None  # the mode is about to change
-        if clamps or _compat.is_symbolic(dim) or _compat.is_symbolic(size):
+    bounds = [(x.shape[axis], window[axis]) for axis in dims.scatter_dims_to_operand_dims]
+    ragged = [any(map(_compat.is_symbolic, pair)) for pair in bounds]
+    clamps = mode == _Mode.CLIP and (live is not None or any(ragged))  # the mode is about to change
+    for column, (dim, size) in enumerate(bounds):
+        if clamps or ragged[column]:
             columns[column] = (_limit(ctx, dim, size), mode)
     for axis, update_axis in zip(window_axes, dims.update_window_dims, strict=True):
         if _compat.is_symbolic(window[axis]) and window[axis] != x.shape[axis]:

@@ -4,6 +4,7 @@ The padding is replaced by the identity, by selection. A contraction fills both 
 is NaN.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,14 +81,16 @@ def _reduce(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     if not operands[0].ragged(axes):
         return ctx.bind(eqn, *(x.data for x in operands), *inits)
     jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    sizes = operands[0].data.shape
     kept = [axis for axis in range(len(shape)) if axis not in axes]
-    out = tuple(operands[0].data.shape[axis] for axis in kept)
+    out = tuple(sizes[axis] for axis in kept)
+    num_cells = math.prod(sizes[axis] for axis in axes)
 
     def cells(data: Any) -> Any:
         """Return the reduced axes as one leading axis."""
-        return jnp.transpose(data, (*axes, *kept)).reshape(-1, *out)
+        return jnp.transpose(data, (*axes, *kept)).reshape(num_cells, *out)
 
-    mask = jnp.broadcast_to(ctx.valid(shape, axes), operands[0].data.shape)
+    mask = jnp.broadcast_to(ctx.valid(shape, axes), sizes)
     combine = jax.vmap(jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, list(consts))))
 
     def step(carry: list[Any], cell: tuple[Any, list[Any]]) -> tuple[list[Any], None]:
