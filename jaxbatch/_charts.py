@@ -17,7 +17,9 @@ WIDTH = 900
 _LEFT, _RIGHT = 60, 20
 _BINS = 64
 
-Segment = tuple[str, float, str]
+Number = int | float
+
+Segment = tuple[str, Number, str]
 """A part of a bar: class, amount, tooltip."""
 
 
@@ -119,17 +121,17 @@ def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _svg(height: float, parts: Sequence[str], label: str) -> str:
+def _svg(height: Number, parts: Sequence[str], label: str) -> str:
     head = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{html.escape(label)}">'
     return "\n".join([head, *parts, "</svg>"])
 
 
-def _rect(kind: str, x: float, y: float, width: float, height: float, title: str) -> str:
+def _rect(kind: str, x: Number, y: Number, width: Number, height: Number, title: str) -> str:
     return (
         f'<rect class="{kind}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}">'
         f"<title>{html.escape(title)}</title></rect>"
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
+def _text(x: Number, y: Number, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'

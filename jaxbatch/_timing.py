@@ -137,8 +137,9 @@ class DeviceClock:
 
     def __init__(self):
         self._call: object = None
-        self._done = self._done_at_latest = NEVER  # the call's previous batch
-        self._latest = self._others = NEVER  # when anything, and anything of another call, was fetched
+        self._done = NEVER  # when the call's previous batch was done: known, or estimated and `_at_latest`
+        self._at_latest: float | None = None
+        self._fetched = self._others = NEVER  # when anything, and anything of another call, was last fetched
 
     def run(self, times: BatchTimes, call: object, typical: float | None) -> Run:
         """Return when a batch ran.
@@ -148,19 +149,19 @@ class DeviceClock:
           typical: the seconds that such a batch is known to take, to estimate with.
         """
         if call is not self._call:
-            self._call, self._others = call, self._latest
-            self._done = self._done_at_latest = NEVER
-        self._latest = max(self._latest, times.fetched)
-        begin = max(times.started, self._done)
-        if times.ready is None:
+            self._call, self._others = call, self._fetched
+            self._done, self._at_latest = NEVER, None
+        self._fetched = max(self._fetched, times.fetched)
+        begin, ready = max(times.started, self._done), times.ready
+        if ready is None:
             begin = min(begin, times.waited)
-            end = min(begin + (typical or 0.0), times.waited)
-            self._done, self._done_at_latest = end, max(times.waited, self._done_at_latest)
-            return Run(begin, end, False)
-        if times.ready <= times.started:  # it ran inside the call of its program
+            self._done = min(begin + (typical or 0.0), times.waited)
+            self._at_latest = times.waited
+            return Run(begin, self._done, False)
+        if ready <= times.started:  # it ran inside the call of its program
             run = Run(times.padded, times.started, False)
         else:
-            known = self._done == self._done_at_latest or self._done_at_latest <= times.started
-            run = Run(begin, max(times.ready, begin), known and self._others <= times.started)
-        self._done = self._done_at_latest = max(self._done, times.ready)
+            known = self._at_latest is None or self._at_latest <= times.started
+            run = Run(begin, max(ready, begin), known and self._others <= times.started)
+        self._done, self._at_latest = max(self._done, ready), None
         return run
