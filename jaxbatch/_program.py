@@ -92,7 +92,7 @@ def trace(
       leaves: one `jax.ShapeDtypeStruct` per leaf; shapes may use dims from `symbolic_dims(bounds)`.
       bounds: the smallest and largest length of each ragged dim.
       name: what messages call the function.
-      derived: `f` is made from another program, so that all it can fail on is a symbolic size.
+      derived: `f` is the derivative of another program: what JAX cannot trace may exist at fixed sizes.
       partial: let a function that raises at some lengths only (`top_k` of too few) have a program for the
         others; the caller must look at `failures`.
 
@@ -162,8 +162,9 @@ def _trace_once(
     except Exception as error:
         if not bounds or not derived and not _works_at_fixed_sizes(f, leaves, bounds):
             raise  # the function's own error
+        problem = "has no derivative at an unknown size" if derived else "needs a constant size"
         raise MaskError(
-            f"{name}: {_user_line(error)}an operation needs a constant size. {type(error).__name__}: "
+            f"{name}: {_user_line(error)}an operation {problem}. {type(error).__name__}: "
             f"{_first_sentence(error)} Rewrite that line, or run such inputs at their exact sizes."
         ) from error
     jaxpr, consts = hoist(closed)
