@@ -65,7 +65,7 @@ def _loop(d: Draw) -> Any:
             f"lax.fori_loop(0, {size}, lambda i, c: jnp.sin(c + {item}), {{0}}[{', '.join('0' if k == axis else ':' for k in range(x.rank))}])",
             f"lax.fori_loop(1, {size}, lambda i, c: lax.dynamic_update_index_in_dim(c, 0.5 * {item}, i - 1, {axis}), {{0}})",
             "lax.fori_loop(0, 3, lambda i, c: jnp.sin(c + i) - c.mean(), {0})",
-            f"lax.fori_loop(0, {size}, lambda i, c: jnp.cos(c * i + c.sum()), {{0}})",
+            f"lax.fori_loop(0, {size}, lambda i, c: jnp.cos(0.5 * c + i + c.mean()), {{0}})",
             "lax.while_loop(lambda c: jnp.max(jnp.abs(c)) > 0.5, lambda c: c * 0.6, {0})",
             "lax.while_loop(lambda c: (c[1] < 6) & (jnp.sum(c[0]) < 2), lambda c: (c[0] + 0.3, c[1] + 1), ({0}, 0))[0]",
             "lax.while_loop(lambda c: (c[1] < 6) & (c[0].mean() < 0.4), lambda c: (jnp.sin(c[0] + 0.7), c[1] + 1), ({0}, 0))[1]",
