@@ -5,6 +5,7 @@ from ._batched import Batched as Batched
 from ._batched import batched as batched
 from ._batches import Batches as Batches
 from ._batches import batches as batches
+from ._costs import Costs as Costs
 from ._errors import ArtifactError as ArtifactError
 from ._errors import CompileMissError as CompileMissError
 from ._errors import DeadlineError as DeadlineError

@@ -7,7 +7,6 @@ lasts.
 
 import collections
 import contextlib
-import functools
 import itertools
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -18,22 +17,21 @@ import numpy as np
 from jax.core import Tracer
 
 from . import _closures, _report
-from ._calls import Call, Policy, bound_dims
+from ._ahead import Ahead, Lengths
+from ._calls import Call, Policy
+from ._costs import Costs
 from ._engine import Engine
-from ._errors import MaskError, OversizeError, SpecError
-from ._executables import Key, KeyTakenError
-from ._explanation import Explanation, explain
+from ._errors import MaskError, SpecError
+from ._executables import KeyTakenError
+from ._explanation import Explanation
 from ._functions import function_name, function_of
-from ._grid import Bucket, Grid
+from ._grid import Grid
 from ._pipeline import Window
-from ._plan import chunk, plan
 from ._progress import ProgressBar, progress_bar
-from ._shared import Shared
 from ._spec import argument_names
 from ._statistics import Statistics
 from ._traced import Function
 
-Lengths = Mapping[str, Any] | Sequence[int] | np.ndarray
 Errors = Literal["raise", "return"]
 
 _FIRST_WINDOW = 16
@@ -51,13 +49,15 @@ class Batched:
         on_unmaskable: Literal["error", "exact"],
         frozen: bool,
         key: Hashable,
+        costs: Costs | None,
     ):
         self._function = function
         self._oversize = oversize
         self._frozen = frozen
-        self._engine = Engine(function, grid, on_unmaskable=on_unmaskable, key=key)
+        self._engine = Engine(function, grid, on_unmaskable=on_unmaskable, key=key, costs=costs)
         names = argument_names(function.f, len(function.per_example))
         self._shared_names = [n for n, one in zip(names, function.per_example, strict=True) if not one]
+        self._ahead = Ahead(self._engine, self._shared_names, oversize)
         self.__name__ = function.name
         self.__wrapped__ = function.f
 
@@ -127,43 +127,26 @@ class Batched:
         call = self._call(shared, errors, bar, lazy=True)
         return self._stream(call, self._in_step(values), errors, bar or contextlib.nullcontext())
 
-    def warm_up(self, *shared: Any, lengths: Lengths | None = None) -> None:
-        """Compile now what later calls will need; allowed when frozen.
+    def warm_up(self, *shared: Any, lengths: Lengths | None = None, measure: bool = True) -> None:
+        """Compile now what later calls will need, and measure what it costs; allowed when frozen.
+
+        From then on, batches are planned by seconds instead of cells (see `costs`), and a program that does
+        not exist yet is used only where it saves more than a tenth of the time to compile it. With `lengths`,
+        a run of such examples compiles nothing afterwards.
 
         Args:
           shared: the shared arguments, as in a call. Dtypes that neither they nor the spec fix are JAX's
             defaults (float32, int32).
           lengths: those of the examples to expect, an array if there is one dim, else a dict of arrays by
             dim, to compile only what they need, programs for exact sizes too; None compiles the whole grid.
+          measure: time a few runs of each program, on zeros. Programs that loop until their data say stop, or
+            call back, are never run on made-up data, and a batch that should take more than 2 s is estimated.
 
         Raises:
           SpecError: a fixed size is not known.
           OversizeError: a length is larger than the grid.
         """
-        engine, spec = self._engine, self._function.spec
-        array = None if lengths is None else self._lengths(lengths)
-        if array is not None:
-            jobs, _ = self._plan(array[(array > 0).all(axis=1)])
-            buckets = list(dict.fromkeys(job.bucket for job in jobs))
-        elif engine.grid is None:
-            raise ValueError(
-                f"{engine.where}: without a grid there is nothing to warm up; pass grid= or lengths=."
-            )
-        else:
-            buckets = list(engine.grid)
-        fixed = self._fixed(shared)
-        if unknown := [dim for dim in engine.fixed_dims if dim not in fixed]:
-            raise SpecError(
-                f"{engine.where}: the size of `{unknown[0]}` is not known before the first example. Write "
-                f"the number into the spec."
-            )
-        flat = self._shared(shared)
-        traced = engine.padded(flat, spec.dtypes(), fixed)
-        if traced is not None:
-            for bucket in buckets:
-                engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
-        if array is not None:
-            self._warm_up_exact(flat, fixed, array if traced is None else array[self._is_exact(array)])
+        self._ahead.warm_up(shared, lengths, measure=measure)
 
     def explain(self, lengths: Lengths, *shared: Any) -> Explanation:
         """Say what a run of examples of these lengths would do; compiles and runs nothing.
@@ -175,21 +158,16 @@ class Batched:
         Raises:
           OversizeError: a length is larger than the grid.
         """
-        engine, spec = self._engine, self._function.spec
-        array = self._lengths(lengths)
-        inside = array[(array > 0).all(axis=1) & (not engine.is_unmaskable)]
-        jobs, kept = self._plan(inside)
-        missing = {job.bucket for job in jobs}
-        if len(shared) == len(self._shared_names):
-            fixed = self._fixed(shared)
-            if all(dim in fixed for dim in engine.fixed_dims):
-                signature = engine.signature(self._shared(shared), spec.dtypes(), fixed)
-                missing = {b for b in missing if Key(signature, tuple(b.items())) not in engine.executables}
-        return explain(jobs, kept, missing=len(missing), num_exact=len(array) - len(kept))
+        return self._ahead.explain(shared, lengths, frozen=self._frozen)
 
     def statistics(self) -> Statistics:
         """Return the counts so far, of all calls and threads; the snapshot does not change."""
         return self._engine.recorder.snapshot(self._engine.executables.statistics())
+
+    @property
+    def costs(self) -> Costs:
+        """What a batch in each bucket costs, as measured so far; `to_json` saves it, `costs=` takes it."""
+        return self._engine.costs
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write what ran so far to one HTML file, with charts, that can be opened and passed on as it is.
@@ -219,32 +197,12 @@ class Batched:
         if self._shared_names or engine.grid is None or engine.fixed_dims:
             return
         try:
-            engine.padded(self._shared([]), spec.dtypes(), {})
+            engine.padded(self._ahead.shared([]), spec.dtypes(), {})
         except (MaskError, KeyTakenError):
             raise
         except Exception:
             # With a dtype family the default may be the wrong one; and `f`'s own error belongs to a call.
             return
-
-    def _is_exact(self, lengths: np.ndarray) -> np.ndarray:
-        """Return which examples run at their exact size whatever the function is."""
-        over = lengths > np.array(list(self._engine.grid_for(lengths).limits.values()), np.int64)
-        return np.any((lengths == 0) | over, axis=1)
-
-    def _warm_up_exact(self, shared: Shared, fixed: Mapping[str, int], lengths: np.ndarray) -> None:
-        """Compile for examples that run at their exact size, equal ones together as in a call."""
-        engine, grid = self._engine, self._engine.grid_for(lengths)
-        for own, num in collections.Counter(map(tuple, lengths.tolist())).items():
-            sizes = dict(zip(engine.dims, own, strict=True))
-            try:
-                traced = engine.exact(shared, self._function.spec.dtypes(), {**fixed, **sizes})
-            except (MaskError, KeyTakenError):
-                raise
-            except Exception:
-                continue  # at this size the function itself raises, and no example needs a program
-            rows = grid.rows_for([max(size, 1) for size in own])
-            for bucket in {job.bucket for job in chunk(Bucket(**sizes), list(range(num)), rows)}:
-                engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
 
     # --- taking arguments apart ---
 
@@ -298,55 +256,6 @@ class Batched:
         policy = Policy(raises=errors == "raise", lazy=lazy, oversize=self._oversize, frozen=self._frozen)
         return Call(self._engine, shared, self._shared_names, policy, bar and bar.advance)
 
-    def _shared(self, shared: Sequence[Any]) -> Shared:
-        if len(shared) != len(self._shared_names):
-            expected = ", ".join(self._shared_names) or "none"
-            raise TypeError(f"{self._engine.where}: the shared arguments are {expected}; got {len(shared)}.")
-        return Shared.of(shared, self._shared_names)
-
-    def _fixed(self, shared: Sequence[Any]) -> dict[str, int]:
-        if len(shared) != len(self._shared_names):
-            self._shared(shared)
-        return bound_dims(self._engine, shared)
-
-    def _lengths(self, lengths: Lengths) -> np.ndarray:
-        """Return lengths as int64 [num, num_dims]."""
-        dims = self._engine.dims
-        if not isinstance(lengths, Mapping):
-            if len(dims) != 1:
-                raise ValueError(
-                    f"{self._engine.where}: lengths are a dict of arrays by dim: {', '.join(dims)}."
-                )
-            lengths = {dims[0]: lengths}
-        if lengths.keys() != set(dims):
-            raise ValueError(f"{self._engine.where}: lengths of {list(lengths)}, expected {list(dims)}.")
-        columns = [np.atleast_1d(np.asarray(lengths[dim])) for dim in dims]
-        try:
-            columns = np.broadcast_arrays(*columns)
-        except ValueError:
-            shapes = ", ".join(f"`{dim}` {c.shape}" for dim, c in zip(dims, columns, strict=True))
-            raise ValueError(
-                f"{self._engine.where}: one length per example in each dim, but the shapes are {shapes}."
-            ) from None
-        array = np.stack(columns, axis=1) if columns else np.zeros((1, 0), np.int64)
-        if array.ndim != 2 or (array.size and array.dtype.kind not in "iu") or (array < 0).any():
-            raise ValueError(
-                f"{self._engine.where}: lengths are integers of at least 0, in one array for each dim."
-            )
-        return array.astype(np.int64)
-
-    def _plan(self, lengths: np.ndarray) -> tuple[list, np.ndarray]:
-        """Return the jobs for examples of these lengths, and the lengths without oversize examples."""
-        grid = self._engine.grid_for(lengths)
-        over = (lengths > np.array(list(grid.limits.values()), np.int64)).any(axis=1)
-        if self._oversize == "error" and over.any():
-            try:
-                grid.ceil(dict(zip(grid.dims, lengths[over][0].tolist(), strict=True)))
-            except OversizeError as error:
-                raise error.with_context(self._engine.where)  # noqa: B904  (it is the same error)
-        kept = lengths[~over]
-        return plan(kept, grid), kept
-
     # --- the lazy way ---
 
     def _stream(
@@ -396,6 +305,7 @@ def batched(
     key: Hashable = None,
     per_example: bool = True,
     mask_arg: str | None = None,
+    costs: Costs | None = None,
 ) -> Batched:
     """Turn a function of one example at its exact size into one of many examples of many sizes.
 
@@ -424,6 +334,8 @@ def batched(
         across rows. Every output needs a leading axis of rows, and its valid part first on every other axis.
       mask_arg: the parameter of `f` that gets the masks, if it is not called `mask`. With one ragged dim it
         gets the array bool [rows, size] itself, as models with an `attention_mask` take it.
+      costs: what batches cost, measured by another run of the same function on such a device: batches are
+        then planned by seconds from the start. None plans by cells until `warm_up` has measured.
 
     Returns:
       A `Batched`: call it with the arguments of `f`, a list of examples in the place of each one.
@@ -457,6 +369,8 @@ def batched(
         raise ValueError(f"{where}: {error}") from None
     if key is None:
         _closures.warn_if_made_anew(f, stacklevel=2)
-    run = Batched(function, grid, oversize=oversize, on_unmaskable=on_unmaskable, frozen=frozen, key=key)
+    run = Batched(
+        function, grid, oversize=oversize, on_unmaskable=on_unmaskable, frozen=frozen, key=key, costs=costs
+    )
     run._trace_early()
     return run

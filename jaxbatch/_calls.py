@@ -144,7 +144,8 @@ class Call:
             alone, inside = np.concatenate([alone, inside[leaving]]), inside[~leaving]
             yield from self._exact_works(rows, alone, dtypes, grid)
             if traced is not None:
-                for job in plan(rows.lengths[inside], grid):
+                means = self._engine.means(traced, frozen=self._policy.frozen)
+                for job in plan(rows.lengths[inside], grid, means):
                     yield rows.work(traced, job.bucket, inside[list(job.indices)])
 
     def _raising(self, rows: "_Rows", inside: np.ndarray, traced: Traced) -> np.ndarray:

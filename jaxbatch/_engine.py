@@ -3,16 +3,21 @@
 Every part has one owner here and may be asked from any thread.
 """
 
+import dataclasses
+import threading
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from . import _closures, _compat
+from . import _closures, _compat, _measure
+from ._costs import Costs
 from ._errors import MaskError
 from ._executables import Executables, Leaf, Signature, SingleFlight, store_for
 from ._grid import Bucket, Grid
+from ._plan import Means
 from ._shared import Shared
 from ._statistics import Recorder
 from ._traced import Function, Ladders, Traced
@@ -27,13 +32,22 @@ class Engine:
     Args:
       grid: None to infer it from the examples, and to let it grow with them.
       key: see `batched`.
+      costs: what is known of costs already.
 
     Attributes:
       dims: the ragged dims; columns of all arrays of lengths are in this order.
       fixed_dims: the other names of the spec.
     """
 
-    def __init__(self, function: Function, grid: Grid | None, *, on_unmaskable: str, key: Hashable):
+    def __init__(
+        self,
+        function: Function,
+        grid: Grid | None,
+        *,
+        on_unmaskable: str,
+        key: Hashable,
+        costs: Costs | None = None,
+    ):
         self.function = function
         self.dims = function.spec.dims if grid is None else grid.dims
         self.fixed_dims = tuple(dim for dim in function.spec.dims if dim not in self.dims)
@@ -47,6 +61,10 @@ class Engine:
         self._traces = SingleFlight()
         self._on_unmaskable = on_unmaskable
         self._unmaskable = False
+        self._costs = costs or Costs()
+        self._lock = threading.Lock()
+        self._means: tuple[Any, frozenset[Bucket], Costs] | None = None
+        self.note_slow_batches()
 
     @property
     def where(self) -> str:
@@ -84,6 +102,51 @@ class Engine:
             grid = self._grid = grown
         assert grid is not None
         return grid
+
+    # --- costs ---
+
+    @property
+    def costs(self) -> Costs:
+        """What batches cost, as far as it was measured or given."""
+        compiled = self.executables.statistics()
+        num = compiled.compiles + compiled.exact_compiles
+        mean = compiled.compile_seconds / num if num else self._costs.compile_seconds
+        return dataclasses.replace(self._costs, compile_seconds=mean)
+
+    def learn(self, measured: Mapping[Bucket, float]) -> None:
+        """Add measured seconds, on which later plans rest."""
+        with self._lock:
+            self._costs = dataclasses.replace(self._costs, measured={**self._costs.measured, **measured})
+
+    def note_slow_batches(self) -> None:
+        """Say in the statistics at which sizes single rows are used, since batches are no faster."""
+        costs = self.costs
+        for single, best in costs.slower_together():
+            sizes = ", ".join(f"{dim}={size}" for dim, size in single.sizes.items())
+            alone, together = costs.measured[single], costs.measured[best] / best["rows"]
+            self.recorder.note(
+                f"at {sizes} single rows are used: an example takes {alone * 1e3:.3g} ms alone and "
+                f"{together * 1e3:.3g} ms in batches of {best['rows']}, the fastest measured"
+            )
+
+    def programs(self, traced: Traced) -> dict[Bucket, jax.stages.Compiled]:
+        """Return the programs for buckets that exist for a trace."""
+        found = self.executables.ready(traced.signature)
+        return {Bucket(**dict(sizes)): program for sizes, program in found.items()}
+
+    def means(self, traced: Traced, *, frozen: bool) -> Means:
+        """Return what the planner may use for the examples of a trace."""
+        if not self._costs and not frozen:
+            return Means(moves=traced.moves)
+        state = traced.signature, self._store.version, self._costs
+        known = self._means
+        if known is None or known[0] != state:
+            programs = self.programs(traced)
+            found = {bucket: _measure.work(program) for bucket, program in programs.items()}
+            work = {**self._costs.work, **{bucket: each for bucket, each in found.items() if each}}
+            costs = dataclasses.replace(self.costs, work=work)
+            known = self._means = state, frozenset(programs), costs
+        return Means(known[2], known[1], frozen, traced.moves)
 
     # --- traces ---
 

@@ -129,6 +129,7 @@ class SingleFlight:
     def __init__(self):
         self._lock = threading.Lock()
         self._futures: dict[Hashable, Future] = {}
+        self.version = 0  # grows with every change
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the value, and whether this call made it; what `make` raises reaches all who waited."""
@@ -140,6 +141,8 @@ class SingleFlight:
         if missed:
             try:
                 future.set_result(make())
+                with self._lock:
+                    self.version += 1
             except BaseException as error:
                 with self._lock:
                     del self._futures[key]
@@ -161,12 +164,14 @@ class SingleFlight:
             dropped = members[: max(len(members) - MAX_EXACT, 0)]
             for key in dropped:
                 del self._futures[key]
+            self.version += len(dropped)
         return len(dropped)
 
-    def ready(self) -> list[Any]:
-        """Return the keys whose values exist, least recently used first."""
+    def items(self) -> list[tuple[Any, Any]]:
+        """Return keys and values that exist, least recently used first."""
         with self._lock:
-            return [key for key, future in self._futures.items() if future.done() and not future.exception()]
+            done = [(key, f) for key, f in self._futures.items() if f.done() and not f.exception()]
+        return [(key, future.result()) for key, future in done]
 
     def __contains__(self, key: Hashable) -> bool:
         with self._lock:
@@ -271,6 +276,11 @@ class Executables:
     def __contains__(self, key: Key) -> bool:
         return key in self._store
 
+    def ready(self, signature: Signature) -> dict[tuple[tuple[str, int], ...], Any]:
+        """Return the programs for buckets that exist for a signature, by their sizes."""
+        found = self._store.items()
+        return {k.sizes: program for k, program in found if k.signature == signature and not k.exact}
+
     def statistics(self) -> CompileStatistics:
         """Return the counts so far; the snapshot does not change."""
         return self._statistics
@@ -283,7 +293,7 @@ class Executables:
 
     def _nearest(self, key: Key) -> str:
         """Say what distinguishes a key from the most similar one that has a program."""
-        known = self._store.ready()
+        known = [key for key, _ in self._store.items()]
         if not known:
             return "No program exists yet."
         nearest = min(reversed(known), key=lambda other: len(differences(other, key)))

@@ -7,7 +7,7 @@ refused, never guessed.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,6 +54,20 @@ class Program:
     def out_avals(self) -> list[Any]:
         """Shape and dtype of every output leaf; shapes may be symbolic."""
         return [v.aval for v in self.jaxpr.outvars]
+
+    @property
+    def num_pieces(self) -> int:
+        """How many traces it is made of: more than one where the function branches on a size."""
+        last = self.jaxpr.eqns[-1] if self.jaxpr.eqns else None
+        if last is None or last.primitive is not _branches.size_switch_p:
+            return 1
+        return sum(1 for _ in last.params["jaxprs"])
+
+    @property
+    def may_not_end(self) -> bool:
+        """Whether it has a loop that its data end, or calls back: not to be run on made-up data."""
+        names = (inner.primitive.name for eqn in self.jaxpr.eqns for inner in walk(eqn))
+        return bool(self.jaxpr.effects) or any(name == "while" or "callback" in name for name in names)
 
     def out_shapes(self, lengths: Mapping[str, Any]) -> tuple[tuple[Any, ...], ...]:
         """Return the valid shape of every output leaf for an example of these lengths."""
@@ -132,7 +146,7 @@ def _trace(
                 raised.append((half, own))
         if not programs:
             raise raised[0][1] from None
-        if sum(map(_num_pieces, programs)) > pieces:
+        if sum(program.num_pieces for program in programs) > pieces:
             raise
         failures = [half for half, _ in raised] + [each for program in programs for each in program.failures]
         return dataclasses.replace(_joined(programs, leaves, bounds, name), failures=tuple(failures))
@@ -229,13 +243,6 @@ def _plain_dims(size: Dim) -> dict[str, Dim]:
     return dict(zip(names, jax.export.symbolic_shape(", ".join(names), scope=size.scope), strict=True))
 
 
-def _num_pieces(program: Program) -> int:
-    (*_, last) = program.jaxpr.eqns or [None]
-    if last is None or last.primitive is not _branches.size_switch_p:
-        return 1
-    return sum(1 for _ in last.params["jaxprs"])
-
-
 def _works_at_fixed_sizes(f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds) -> bool:
     """Tell whether the function can be traced at the largest sizes, without any symbol."""
     top = {dim: hi for dim, (_, hi) in bounds.items()}
@@ -262,3 +269,11 @@ def _user_line(error: BaseException) -> str:
             found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name}): "
         traceback = traceback.tb_next
     return found
+
+
+def walk(eqn: jex_core.JaxprEqn) -> Iterator[jex_core.JaxprEqn]:
+    """Yield an equation and every equation inside its own jaxprs."""
+    yield eqn
+    for jaxpr in jex_core.jaxprs_in_params(eqn.params):
+        for inner in jaxpr.eqns:
+            yield from walk(inner)

@@ -116,6 +116,10 @@ class SelfMasked(Traced):
         return self.outputs.tree
 
     @property
+    def may_not_end(self) -> bool:  # noqa: D102
+        return any(program.may_not_end for program in self.outputs.programs)
+
+    @property
     def text(self) -> str:  # noqa: D102
         return "\n".join(map(program_text, self.outputs.programs))
 

@@ -122,6 +122,16 @@ class Traced(abc.ABC):
         """Bounds of lengths at which the function itself raises, so that no bucket serves them."""
         return ()
 
+    @property
+    def moves(self) -> bool:
+        """Whether an example may run in a larger bucket than the smallest that holds it."""
+        return True
+
+    @property
+    @abc.abstractmethod
+    def may_not_end(self) -> bool:
+        """Whether its programs must not run on made-up data: it loops until data end it, or calls back."""
+
     def key(self, bucket: Bucket) -> Key:
         """Return the key of the program for a bucket that has rows."""
         return Key(self.signature, tuple(bucket.items()), exact=self.is_exact)
@@ -194,6 +204,14 @@ class PerExample(Traced):
         return self.program.failures
 
     @property
+    def moves(self) -> bool:  # noqa: D102
+        return self.program.num_pieces == 1  # of several, a bucket has those alone that its lengths need
+
+    @property
+    def may_not_end(self) -> bool:  # noqa: D102
+        return self.program.may_not_end
+
+    @property
     def out_tree(self) -> Any:  # noqa: D102
         return self.program.out_tree
 
@@ -205,7 +223,7 @@ class PerExample(Traced):
         sizes, floors = {}, {}
         for dim in self.dims:
             sizes[dim] = size = bucket[dim]
-            # The planner takes the smallest size that holds an example.
+            # Where pieces matter (`moves`), an example is in the smallest size that holds it.
             floors[dim] = 1 + next((s for s, t in itertools.pairwise(self.ladders[dim]) if t == size), 0)
 
         def one(length: Any, leaves: Any, consts: Any, shared: Any) -> Any:

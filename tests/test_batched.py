@@ -544,7 +544,7 @@ def test_arrays_that_a_function_closes_over_are_arguments_too():
     run = jb.batched(look_up, grid=GRID)
     (got,) = run([np.array([1, 5, 999])])
     assert_close(got, table[[1, 5, 999]].sum(0))
-    traced = run._engine.padded(run._shared([]), (np.dtype("int32"),), {})
+    traced = run._engine.padded(run._ahead.shared([]), (np.dtype("int32"),), {})
     assert traced is not None
     bucket = jb.Bucket(n=4, rows=1)
     text = jax.jit(traced.run(bucket)).lower(*traced.avals(bucket)).as_text()
@@ -563,7 +563,7 @@ def test_a_bucket_holds_only_the_branch_that_its_examples_take():
         return jnp.sin(x) if x.shape[0] <= 8 else jnp.cos(x)
 
     run = jb.batched(f, grid=jb.Grid(n=[8, 16], rows=1), key="branches")
-    traced = run._engine.padded(run._shared([]), (np.dtype("float32"),), {})
+    traced = run._engine.padded(run._ahead.shared([]), (np.dtype("float32"),), {})
     assert traced is not None
     for size, there, absent in ((8, "sine", "cosine"), (16, "cosine", "sine")):
         bucket = jb.Bucket(n=size, rows=1)

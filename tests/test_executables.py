@@ -125,7 +125,7 @@ def test_a_failed_compile_reaches_all_who_wait_and_is_tried_again():
             # The second may have asked after the first had failed; then its own attempt counts.
             assert isinstance(error, RuntimeError | pytest.fail.Exception)
         assert str(first.exception()) == "out of memory"
-    assert "key" not in flight and flight.ready() == []
+    assert "key" not in flight and flight.items() == []
     assert flight.get("key", lambda: 5) == (5, True)
     assert flight.get("key", pytest.fail) == (5, False)
 

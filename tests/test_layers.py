@@ -47,7 +47,10 @@ ONLY_IN = {
 }
 
 # These compute on integers and NumPy arrays, so that they can be tested without a program or a device.
-WITHOUT_JAX = {"_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_tables", "_timing", "_counts", "_explanation", "_batch"}
+WITHOUT_JAX = {
+    *("_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_tables", "_timing", "_counts"),
+    *("_explanation", "_batch"),
+}
 
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
 

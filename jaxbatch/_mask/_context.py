@@ -9,7 +9,7 @@ across a ragged axis fills first, by selection, never by multiplication.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -19,7 +19,7 @@ from jax.extend import core as jex_core
 
 from .. import _compat
 from .._errors import MaskError
-from .._program import Dim, Shape
+from .._program import Dim, Shape, walk
 from ._knowledge import QUIET, Facts, deduced, token
 from ._registry import lookup
 from ._sizes import Allocation
@@ -332,11 +332,3 @@ def plain(value: Any) -> Any:
 def has_inner_loop(eqn: jex_core.JaxprEqn) -> bool:
     """Tell whether a loop on data lies inside an equation."""
     return any(inner is not eqn and inner.primitive.name == "while" for inner in walk(eqn))
-
-
-def walk(eqn: jex_core.JaxprEqn) -> Iterator[jex_core.JaxprEqn]:
-    """Yield an equation and every equation inside its own jaxprs."""
-    yield eqn
-    for jaxpr in jex_core.jaxprs_in_params(eqn.params):
-        for inner in jaxpr.eqns:
-            yield from walk(inner)

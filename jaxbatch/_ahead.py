@@ -1,0 +1,191 @@
+"""What can be done before a run: plan it, explain it, compile its programs and measure what they cost."""
+
+import collections
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _measure
+from ._calls import bound_dims
+from ._engine import Engine
+from ._errors import MaskError, OversizeError, SpecError
+from ._executables import KeyTakenError
+from ._explanation import Explanation, explain
+from ._grid import Bucket
+from ._plan import Job, Means, chunk, plan
+from ._shared import Shared
+from ._traced import Traced
+
+Lengths = Mapping[str, Any] | Sequence[int] | np.ndarray
+
+_LONGEST = 2.0
+"""A batch that is expected to take more seconds than this is not measured; its cost is estimated."""
+
+
+class Ahead:
+    """Plans, explanations and warm programs of one batched function.
+
+    Args:
+      names: of the shared arguments.
+      oversize: "error" or "exact".
+    """
+
+    def __init__(self, engine: Engine, names: Sequence[str], oversize: str):
+        self._engine = engine
+        self._names = names
+        self._oversize = oversize
+
+    def shared(self, args: Sequence[Any]) -> Shared:
+        """Return the shared arguments, flat and on the device."""
+        if len(args) != len(self._names):
+            expected = ", ".join(self._names) or "none"
+            raise TypeError(f"{self._engine.where}: the shared arguments are {expected}; got {len(args)}.")
+        return Shared.of(args, self._names)
+
+    # --- plan and explain ---
+
+    def explain(self, args: Sequence[Any], lengths: Lengths, *, frozen: bool) -> Explanation:
+        """Return what a run of examples of these lengths would do; see `Batched.explain`."""
+        engine = self._engine
+        array = self._array(lengths)
+        inside = array[(array > 0).all(axis=1) & (not engine.is_unmaskable)]
+        traced, shared = None, None
+        if len(args) == len(self._names):
+            fixed = bound_dims(engine, args)
+            if all(dim in fixed for dim in engine.fixed_dims):
+                shared = self.shared(args)
+                traced = self._traced(shared, fixed)
+        means = Means(engine.costs) if traced is None else engine.means(traced, frozen=frozen)
+        jobs, kept = self._plan(inside, means)
+        programs = {} if traced is None else engine.programs(traced)
+        return explain(
+            jobs,
+            kept,
+            missing=len({job.bucket for job in jobs} - programs.keys()),
+            num_exact=len(array) - len(kept),
+            cost=means.costs.seconds,
+            memory=lambda bucket: _measure.peak_bytes(programs[bucket]) if bucket in programs else None,
+        )
+
+    def _traced(self, shared: Shared, fixed: Mapping[str, int]) -> Traced | None:
+        """Return the trace, if the function can be padded at all."""
+        try:
+            return self._engine.padded(shared, self._engine.function.spec.dtypes(), fixed)
+        except Exception:  # it belongs to a call; with a dtype family the default may be the wrong one
+            return None
+
+    def _plan(self, lengths: np.ndarray, means: Means) -> tuple[list[Job], np.ndarray]:
+        """Return the jobs for examples of these lengths, and the lengths without oversize examples."""
+        grid = self._engine.grid_for(lengths)
+        over = (lengths > np.array(list(grid.limits.values()), np.int64)).any(axis=1)
+        if self._oversize == "error" and over.any():
+            try:
+                grid.ceil(dict(zip(grid.dims, lengths[over][0].tolist(), strict=True)))
+            except OversizeError as error:
+                raise error.with_context(self._engine.where)  # noqa: B904  (it is the same error)
+        kept = lengths[~over]
+        return plan(kept, grid, means), kept
+
+    # --- compile and measure ---
+
+    def warm_up(self, args: Sequence[Any], lengths: Lengths | None, *, measure: bool) -> None:
+        """Compile what later calls will need, and measure it; see `Batched.warm_up`."""
+        engine, dtypes = self._engine, self._engine.function.spec.dtypes()
+        array = None if lengths is None else self._array(lengths)
+        if array is not None:
+            self._plan(array[(array > 0).all(axis=1)], Means())  # it raises what a call would
+        elif engine.grid is None:
+            raise ValueError(
+                f"{engine.where}: without a grid there is nothing to warm up; pass grid= or lengths=."
+            )
+        shared = self.shared(args)
+        fixed = bound_dims(engine, args)
+        if unknown := [dim for dim in engine.fixed_dims if dim not in fixed]:
+            raise SpecError(
+                f"{engine.where}: the size of `{unknown[0]}` is not known before the first example. Write "
+                f"the number into the spec."
+            )
+        traced = engine.padded(shared, dtypes, fixed)
+        if traced is not None:
+            if array is None:
+                assert engine.grid is not None
+                self._prepare(traced, engine.grid, shared, measure)
+            else:
+                self._prepare_for(array[~self._is_exact(array)], traced, shared, measure)
+            engine.note_slow_batches()
+        if array is not None:
+            self._warm_up_exact(shared, fixed, array if traced is None else array[self._is_exact(array)])
+
+    def _prepare_for(self, lengths: np.ndarray, traced: Traced, shared: Shared, measure: bool) -> None:
+        """Prepare the buckets of a plan, and of the plan that then is the best, until it is the same one."""
+        while True:
+            ready = self._engine.programs(traced).keys()
+            jobs, _ = self._plan(lengths, self._engine.means(traced, frozen=False))
+            buckets = dict.fromkeys(job.bucket for job in jobs)
+            self._prepare(traced, buckets, shared, measure)
+            if buckets.keys() <= ready:
+                return
+
+    def _prepare(self, traced: Traced, buckets: Iterable[Bucket], shared: Shared, measure: bool) -> None:
+        """Compile the programs of these buckets and measure those that have no measured cost yet.
+
+        Small ones come first, so that what is measured tells which are too large to be worth it.
+        """
+        engine = self._engine
+        for bucket in sorted(buckets, key=lambda bucket: bucket.cells) if measure else buckets:
+            build = functools.partial(traced.build, bucket)
+            program = engine.executables.get(traced.key(bucket), build)
+            if measure and self._is_worth_measuring(traced, bucket):
+                seconds = _measure.run_seconds(program, traced, bucket, shared.arrays)
+                engine.learn({bucket: seconds})
+
+    def _is_worth_measuring(self, traced: Traced, bucket: Bucket) -> bool:
+        costs = self._engine.costs
+        if traced.may_not_end or bucket in costs.measured:
+            return False
+        expected = costs.seconds(bucket)
+        return expected is None or expected <= _LONGEST
+
+    def _warm_up_exact(self, shared: Shared, fixed: Mapping[str, int], lengths: np.ndarray) -> None:
+        """Compile for examples that run at their exact size, equal ones together as in a call."""
+        engine, grid = self._engine, self._engine.grid_for(lengths)
+        for own, num in collections.Counter(map(tuple, lengths.tolist())).items():
+            sizes = dict(zip(engine.dims, own, strict=True))
+            try:
+                traced = engine.exact(shared, engine.function.spec.dtypes(), {**fixed, **sizes})
+            except (MaskError, KeyTakenError):
+                raise
+            except Exception:
+                continue  # at this size the function itself raises, and no example needs a program
+            rows = grid.rows_for([max(size, 1) for size in own])
+            for bucket in {job.bucket for job in chunk(Bucket(**sizes), list(range(num)), rows)}:
+                engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
+
+    def _is_exact(self, lengths: np.ndarray) -> np.ndarray:
+        """Return which examples run at their exact size whatever the function is."""
+        over = lengths > np.array(list(self._engine.grid_for(lengths).limits.values()), np.int64)
+        return np.any((lengths == 0) | over, axis=1)
+
+    def _array(self, lengths: Lengths) -> np.ndarray:
+        """Return lengths as int64 [num, num_dims]."""
+        dims, where = self._engine.dims, self._engine.where
+        if not isinstance(lengths, Mapping):
+            if len(dims) != 1:
+                raise ValueError(f"{where}: lengths are a dict of arrays by dim: {', '.join(dims)}.")
+            lengths = {dims[0]: lengths}
+        if lengths.keys() != set(dims):
+            raise ValueError(f"{where}: lengths of {list(lengths)}, expected {list(dims)}.")
+        columns = [np.atleast_1d(np.asarray(lengths[dim])) for dim in dims]
+        try:
+            columns = np.broadcast_arrays(*columns)
+        except ValueError:
+            shapes = ", ".join(f"`{dim}` {c.shape}" for dim, c in zip(dims, columns, strict=True))
+            raise ValueError(
+                f"{where}: one length per example in each dim, but the shapes are {shapes}."
+            ) from None
+        array = np.stack(columns, axis=1) if columns else np.zeros((1, 0), np.int64)
+        if array.ndim != 2 or (array.size and array.dtype.kind not in "iu") or (array < 0).any():
+            raise ValueError(f"{where}: lengths are integers of at least 0, in one array for each dim.")
+        return array.astype(np.int64)
