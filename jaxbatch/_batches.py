@@ -54,29 +54,33 @@ class Batches(Iterator[PaddedBatch]):
         return next(self._stream)
 
     def _run(self) -> Iterator[PaddedBatch]:
-        waited: list[_Held] = []
+        waiting: list[_Held] = []
         more = True
         while more:
-            held = list(waited)
+            held, num_waited = waiting, len(waiting)
             more = self._read(held)
-            lengths = np.array([each.lengths for each in held], np.int64)
-            jobs = plan(lengths.reshape(len(held), len(self._columns)), self._grid)
-            now, later = deal(jobs, len(waited), self._rng), []
-            if more:
-                now, later = self._partition(now, len(waited))
-            for job in ordered(now, self._rng):
+            held, waiting = self._partition(held, num_waited) if more else (held, [])
+            for job in deal(plan(self._lengths(held), self._grid), self._rng):
                 yield self._batch(job.bucket, [held[i] for i in job.indices])
-            waited = [held[i] for i in sorted(i for job in later for i in job.indices)]
 
-    def _partition(self, jobs: list[Job], num_waited: int) -> tuple[list[Job], list[Job]]:
-        """Return the jobs to run now, and those that wait; every example waits for one window at most."""
-        now, later = [], []
-        for job in jobs:
-            full = len(job.indices) >= self._grid.rows_for(job.bucket.sizes)[-1]
-            (now if full or min(job.indices) < num_waited else later).append(job)
-        # At least half of every window is new, so that small windows get on as well.
-        too_many = self._window and 2 * sum(len(job.indices) for job in later) > self._window
-        return (jobs, []) if too_many else (now, later)
+    def _partition(self, held: "list[_Held]", num_waited: int) -> "tuple[list[_Held], list[_Held]]":
+        """Return the examples to run now, and those to run with the next window.
+
+        What does not fill a batch of its size waits, unless the first of it has waited already.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, steps in enumerate(self._grid.ceil_indices(self._lengths(held)).tolist()):
+            groups.setdefault(tuple(steps), []).append(place)
+        later: set[int] = set()
+        for steps, places in groups.items():
+            sizes = [ladder[step] for ladder, step in zip(self._grid.ladders, steps, strict=True)]
+            full = len(places) - len(places) % self._grid.rows_for(sizes)[-1]
+            if places[full:] and places[full] >= num_waited:
+                later.update(places[full:])
+        if self._window and 2 * len(later) > self._window:
+            return held, []  # at least half of every window is new, so that small windows get on as well
+        now = [each for place, each in enumerate(held) if place not in later]
+        return now, [held[place] for place in sorted(later)]
 
     def _read(self, held: "list[_Held]") -> bool:
         """Append the checked examples of the next window; return False at the end of the iterable."""
@@ -130,12 +134,16 @@ class Batches(Iterator[PaddedBatch]):
                     f"it, or name one dtype in the spec."
                 )
 
+    def _lengths(self, held: "list[_Held]") -> np.ndarray:
+        lengths = np.array([each.lengths for each in held], np.int64)
+        return lengths.reshape(len(held), len(self._columns))
+
     def _batch(self, bucket: Bucket, rows: "list[_Held]") -> PaddedBatch:
         fixed = zip(self._fixed_columns, self._fixed or (), strict=True)
         sizes = {self._spec.dims[column]: size for column, size in fixed}
         shapes = self._spec.shapes({**sizes, **bucket.sizes})
-        lengths = np.array([row.lengths for row in rows], np.int64).reshape(len(rows), len(self._columns))
-        leaves, residuals = pad_and_stack([row.leaves for row in rows], lengths, shapes, bucket["rows"])
+        examples = [row.leaves for row in rows]
+        leaves, residuals = pad_and_stack(examples, self._lengths(rows), shapes, bucket["rows"])
         by_dim = dict(zip(self._grid.dims, np.ascontiguousarray(residuals.lengths.T), strict=True))
         indices = np.full(bucket["rows"], -1, np.int64)
         indices[: len(rows)] = [row.index for row in rows]
@@ -151,13 +159,11 @@ class _Held(NamedTuple):
     lengths: tuple[int, ...]
 
 
-def deal(jobs: list[Job], num_first: int, rng: np.random.Generator | None) -> list[Job]:
+def deal(jobs: list[Job], rng: np.random.Generator | None) -> list[Job]:
     """Return the same buckets with their examples dealt anew, among buckets of equal sizes.
 
-    Args:
-      jobs: a plan.
-      num_first: examples before this place go into the fullest batches.
-      rng: shuffles; None deals in order.
+    Shuffled, the jobs are too, so that large buckets do not all come first. In order, the fullest buckets get
+    the first examples, and jobs come by their first example.
     """
     pools: dict[Bucket, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: -len(job.indices)):
@@ -167,17 +173,11 @@ def deal(jobs: list[Job], num_first: int, rng: np.random.Generator | None) -> li
         members = np.sort(np.concatenate([job.indices for job in pool]))
         if rng is not None:
             members = rng.permutation(members)
-            members = members[np.argsort(members >= num_first, kind="stable")]
         hands = np.split(members, np.cumsum([len(job.indices) for job in pool])[:-1])
         dealt += [Job(job.bucket, tuple(hand.tolist())) for job, hand in zip(pool, hands, strict=True)]
-    return dealt
-
-
-def ordered(jobs: list[Job], rng: np.random.Generator | None) -> list[Job]:
-    """Return the jobs shuffled, so that large buckets do not all come first; or by their first example."""
     if rng is not None:
-        return [jobs[i] for i in rng.permutation(len(jobs))]
-    return sorted(jobs, key=lambda job: min(job.indices))
+        return [dealt[i] for i in rng.permutation(len(dealt))]
+    return sorted(dealt, key=lambda job: min(job.indices))
 
 
 def batches(
@@ -193,7 +193,7 @@ def batches(
 
     There are at most `len(grid)` shapes, so a jitted step compiles at most so often. With one size of rows,
     as in `Grid(n=(16, 512), rows=[32])`, that is once a size. How many batches there are depends on the
-    lengths, the grid and the window; for a list, not on the seed.
+    lengths, the grid and the window, and not on the seed.
 
     Batches are of different sizes, so their means cannot be averaged. Sum over the valid elements, and divide
     by one count: of all batches that make one step, or of the epoch. The gradients of the sums divided by
