@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ Lengths = Mapping[str, Any] | Sequence[int] | np.ndarray
 
 _LONGEST = 2.0
 """A batch that is expected to take more seconds than this is not measured; its cost is estimated."""
+
+_CLEARLY = 1.1  # how much slower for each example more rows must be to end a search for the best
 
 
 class Ahead:
@@ -140,6 +143,41 @@ class Ahead:
             if measure and self._is_worth_measuring(traced, bucket):
                 seconds = _measure.run_seconds(program, traced, bucket, shared.arrays)
                 engine.learn({bucket: seconds})
+
+    def best_rows(self, args: Sequence[Any], max_bytes: int | None) -> dict[tuple[int, ...], int]:
+        """Return for each sizes the rows with the best throughput; see `Grid.tune`."""
+        engine, where = self._engine, self._engine.where
+        if (grid := engine.grid) is None:
+            raise ValueError(f"{where}: without a grid there are no rows to choose from; pass grid=.")
+        traced = engine.padded(self.shared(args), engine.function.spec.dtypes(), bound_dims(engine, args))
+        if traced is None or traced.may_not_end:
+            why = "it runs at exact sizes" if traced is None else "its loops may not end, or it calls back"
+            raise ValueError(f"{where}: cannot be measured on made-up data: {why}.")
+        shared, found = self.shared(args), {}
+        most = _measure.device_bytes() if max_bytes is None else max_bytes
+        for own in itertools.product(*grid.ladders):
+            sizes = Bucket(**dict(zip(grid.dims, own, strict=True)))
+            found[own] = self._best_rows(traced, sizes, grid.rows_for(own), shared, most)
+        engine.note_slow_batches()
+        return found
+
+    def _best_rows(
+        self, traced: Traced, sizes: Bucket, ladder: Sequence[int], shared: Shared, most: int | None
+    ) -> int:
+        """Try numbers of rows, few first, until more of them do not fit or are clearly slower."""
+        engine, rates = self._engine, {}
+        for rows in ladder:
+            bucket = sizes.with_rows(rows)
+            program = engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
+            needed = _measure.peak_bytes(program)
+            if rates and most is not None and needed is not None and needed > most:
+                break
+            if bucket not in engine.costs.measured:
+                engine.learn({bucket: _measure.run_seconds(program, traced, bucket, shared.arrays)})
+            rates[rows] = engine.costs.measured[bucket] / rows
+            if rates[rows] > _CLEARLY * min(rates.values()) or engine.costs.measured[bucket] > _LONGEST:
+                break
+        return min(rates, key=lambda rows: rates[rows])
 
     def _is_worth_measuring(self, traced: Traced, bucket: Bucket) -> bool:
         costs = self._engine.costs

@@ -97,8 +97,7 @@ class Batched:
         bar = progress_bar(progress, self._engine.where, len(values[0]))
         call = self._call(shared, errors, bar, lazy=False)
         with bar or contextlib.nullcontext():
-            checked = [call.check(example, i) for i, example in enumerate(zip(*values, strict=True))]
-            return call.finish(call.submit(checked, 0))
+            return call.finish(call.submit(call.check_all(values), 0))
 
     def map(self, *args: Any, errors: Errors = "raise", progress: bool = False) -> Iterator[Any]:
         """Yield the result of each example in order, reading the iterables lazily.
@@ -159,6 +158,10 @@ class Batched:
           OversizeError: a length is larger than the grid.
         """
         return self._ahead.explain(shared, lengths, frozen=self._frozen)
+
+    def best_rows(self, *shared: Any, max_bytes: int | None = None) -> dict[tuple[int, ...], int]:
+        """Measure, and return for each sizes the rows with the best throughput; see `Grid.tune`."""
+        return self._ahead.best_rows(shared, max_bytes)
 
     def statistics(self) -> Statistics:
         """Return the counts so far, of all calls and threads; the snapshot does not change."""
@@ -279,7 +282,7 @@ class Batched:
                     failure = error
                 try:
                     if checked:
-                        windows.append(call.submit(checked, start))
+                        windows.append(call.submit(call.gather(checked), start))
                 except Exception as error:
                     failure = error
                 more = len(checked) == size and failure is None

@@ -5,6 +5,7 @@ exact integer arithmetic: the smallest bucket that holds an example, or an error
 truncated. `len(grid)` is the compile bound that the rest of the library keeps.
 """
 
+import copy
 import itertools
 import math
 import operator
@@ -96,6 +97,7 @@ class Grid:
       ladders: the sizes of each of `dims`, ascending.
       rows: the sizes of the batch axis, ascending.
       max_cells: the largest rows x product of sizes, or None for no limit.
+      caps: (sizes, largest number of rows) where `capped` set one.
 
     Example:
       >>> grid = Grid(n=(16, 100), rows=[1, 8])
@@ -107,6 +109,7 @@ class Grid:
     ladders: tuple[tuple[int, ...], ...]
     rows: tuple[int, ...]
     max_cells: int | None
+    caps: tuple[tuple[tuple[int, ...], int], ...]
 
     def __init__(self, rows: Sizes = (1, 64), max_cells: SupportsIndex | None = None, **dims: Sizes):
         for dim in dims:
@@ -117,6 +120,7 @@ class Grid:
         object.__setattr__(self, "rows", _ladder("rows", rows))
         limit = None if max_cells is None else _positive("max_cells", max_cells)
         object.__setattr__(self, "max_cells", limit)
+        object.__setattr__(self, "caps", ())
 
     @classmethod
     def infer(cls, lengths: Mapping[str, np.ndarray | Sequence[int]]) -> "Grid":
@@ -175,6 +179,50 @@ class Grid:
             raise type(error)(f"Grid.fit: {error}") from None
         dims: dict[str, Sizes] = {dim: list(ladder) for dim, ladder in ladders.items()}
         return cls(rows, max_cells, **dims)
+
+    @classmethod
+    def tune(cls, run: Any, *shared: Any, max_bytes: int | None = None) -> "Grid":
+        """Return the grid of a batched function with no more rows at any sizes than pay there.
+
+        At each sizes the rows with the best measured throughput are the most. More are not tried once they
+        are clearly slower for each example, or once the compiler says that a program needs more memory than
+        there is; such a program is never run. Programs that are tried stay compiled, and their measured
+        costs are those that `run` plans by.
+
+        Args:
+          run: what `jaxbatch.batched` returned, with a grid.
+          shared: its shared arguments.
+          max_bytes: memory that one batch may take; None for all that the device says it has, if it does.
+
+        Raises:
+          ValueError: the function has no grid, or must not be run on made-up data.
+
+        Example:
+          >>> import jaxbatch as jb
+          >>> run = jb.batched(lambda x: x.sum(), spec=jb.spec("n", "float32"), grid=Grid(n=[8], rows=(1, 4)))
+          >>> tuned = Grid.tune(run)
+          >>> tuned.sizes == run.grid.sizes and len(tuned) <= len(run.grid)
+          True
+        """
+        return run.grid.capped(run.best_rows(*shared, max_bytes=max_bytes))
+
+    def capped(self, most_rows: Mapping[tuple[int, ...], SupportsIndex]) -> "Grid":
+        """Return the grid with at most this many rows where sizes are given, in the order of `dims`.
+
+        Example:
+          >>> [dict(bucket) for bucket in Grid(n=(16, 32), rows=(1, 2)).capped({(32,): 1})]
+          [{'n': 16, 'rows': 1}, {'n': 16, 'rows': 2}, {'n': 32, 'rows': 1}]
+        """
+        known = set(itertools.product(*self.ladders))
+        for sizes in most_rows:
+            if tuple(sizes) not in known:
+                raise ValueError(
+                    f"Grid.capped: there are no sizes {sizes} of dims {', '.join(self.dims)} in {self}."
+                )
+        caps = {tuple(sizes): _positive("rows", most) for sizes, most in most_rows.items()}
+        grid = copy.copy(self)
+        object.__setattr__(grid, "caps", tuple(sorted({**dict(self.caps), **caps}.items())))
+        return grid
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -246,15 +294,17 @@ class Grid:
         Args:
           sizes: a size for each dim, by name or in the order of `dims`.
         """
-        if self.max_cells is None:
+        if self.max_cells is None and not self.caps:
             return self.rows
         if isinstance(sizes, Mapping):
             sizes = [sizes[dim] for dim in self.dims]
-        most = self.max_cells // math.prod(map(operator.index, sizes))
+        own = tuple(map(operator.index, sizes))
+        most = self.rows[-1] if self.max_cells is None else self.max_cells // math.prod(own)
+        most = min(most, dict(self.caps).get(own, most))
         return tuple(rows for rows in self.rows if rows <= most) or (1,)
 
     def __len__(self) -> int:
-        if self.max_cells is None:
+        if self.max_cells is None and not self.caps:
             return math.prod(map(len, self.ladders)) * len(self.rows)
         return sum(len(self.rows_for(sizes)) for sizes in itertools.product(*self.ladders))
 
@@ -268,7 +318,8 @@ class Grid:
         parts.append(f"rows={_describe(self.rows)}")
         if self.max_cells is not None:
             parts.append(f"max_cells={self.max_cells}")
-        return f"Grid({', '.join(parts)})"
+        caps = f".capped({dict(self.caps)})" if self.caps else ""
+        return f"Grid({', '.join(parts)}){caps}"
 
 
 def _integer(name: str, value: object) -> int:

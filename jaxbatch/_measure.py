@@ -63,3 +63,8 @@ def peak_bytes(program: jax.stages.Compiled) -> int | None:
         return None
     parts = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
     return sum(parts) - memory.alias_size_in_bytes
+
+
+def device_bytes() -> int | None:
+    """Return the memory that the default device lets JAX use; None if it does not say, as CPUs do not."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")

@@ -5,7 +5,7 @@ known rank and dtype, all fixed sizes are right, and the same name means the sam
 nothing further in has to look again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -158,6 +158,13 @@ class Spec:
             if arrays[leaf].shape[position] != axis.size(lengths):
                 raise self._wrong_size(leaf, position, arrays, lengths)
         return Checked(arrays, tuple(lengths.values()))
+
+    def are_plain_vectors(self, values: Collection[Any]) -> bool:
+        """Tell whether `check` would take each of these values of one argument as it is, a vector all."""
+        if not self._vector or set(map(type, values)) != {np.ndarray}:
+            return False
+        dtype = next(iter(values)).dtype
+        return dtype in self._vector and all([x.dtype is dtype and x.ndim == 1 for x in values])
 
     def __repr__(self) -> str:
         return f"Spec({', '.join(f'{p}: {leaf}' for p, leaf in zip(self.paths, self.leaves, strict=True))})"
