@@ -81,6 +81,13 @@ def dim_names(dim: Any) -> frozenset[str]:
     return frozenset(dim._get_vars()) if is_symbolic(dim) else frozenset()
 
 
+def upper_bound(dim: Any) -> int | float:
+    """Return the largest value that the constraints on its names allow a dimension; inf if there is none."""
+    if not is_symbolic(dim):
+        return dim
+    return _shape_poly._bounds_decision(dim, _shape_poly.BoundsPrecision.BEST)[1]
+
+
 def terms(dim: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
     """Split a symbolic dimension into `coefficient, [(factor, power), ...]`; a constant has no factors."""
     return [(int(k), list(term._factors)) for term, k in dim._sorted_terms]
@@ -169,6 +176,21 @@ def bind(eqn: jex_core.JaxprEqn, values: Sequence[Any], **overrides: Any) -> Seq
 def trace_context() -> Hashable:
     """Return the JAX settings that a trace or a compile depends on, those of the current thread included."""
     return _config.trace_context(), jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def thread_settings() -> Callable[[], None]:
+    """Return a function that makes the JAX settings of this thread alone those of the thread that calls it."""
+    own = [
+        (state, state.get_local())
+        for state in vars(_config).values()
+        if isinstance(state, _config.State) and state.get_local() is not _config.config_ext.unset
+    ]
+
+    def apply() -> None:
+        for state, value in own:
+            state(value).__enter__()  # for as long as the thread lives
+
+    return apply
 
 
 # Under vmap an output may be shared by all examples (a residual that depends on weights alone). From JAX 0.12
