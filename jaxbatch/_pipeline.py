@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from ._batch import Residuals, pad_and_stack, unstack
 from ._errors import CompileMissError, MaskError
 from ._executables import Executables
+from ._flights import Flight, fetch, start
 from ._grid import Bucket
 from ._statistics import Recorder
-from ._timing import BatchTimes
 from ._traced import Traced
 
 IN_FLIGHT = 3
@@ -57,23 +55,6 @@ class Work:
     lengths: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Flight:
-    """A batch that was started.
-
-    Attributes:
-      begun: when its padding began; `padded`, `started` and `ready` are as in `BatchTimes`.
-    """
-
-    work: Work
-    outputs: Sequence[Any]
-    residuals: Residuals
-    begun: float
-    padded: float
-    started: float
-    ready: float | None
-
-
 class Pipeline:
     """Runs batches in order and keeps at most `IN_FLIGHT` of them on the device.
 
@@ -99,7 +80,7 @@ class Pipeline:
         self._frozen = frozen
         self._on_failure = on_failure
         self._on_delivered = on_delivered
-        self._flights: collections.deque[_Flight] = collections.deque()
+        self._flights: collections.deque[tuple[Work, Flight]] = collections.deque()
         self._call = object()  # stands for this call where batches of several are counted
         self._since = time.perf_counter()
 
@@ -109,22 +90,13 @@ class Pipeline:
             program = self._executables.get(
                 work.traced.key(work.bucket), lambda: work.traced.build(work.bucket), frozen=self._frozen
             )
-            begun = time.perf_counter()  # compile time is counted by the executables
-            traced, bucket = work.traced, work.bucket
-            lengths = work.lengths[:, : len(traced.dims)]  # a program for exact sizes may need none
-            arrays, residuals = pad_and_stack(work.examples, lengths, traced.shapes(bucket), bucket["rows"])
-            padded = time.perf_counter()
-            outputs = program(traced.counts(residuals), traced.consts(bucket), self._shared, arrays)
-            started = time.perf_counter()
-            ready = started if outputs and outputs[-1].is_ready() else None
-            for output in outputs:
-                output.copy_to_host_async()
+            flight = start(program, work.traced, work.bucket, work.examples, work.lengths, self._shared)
         except (MaskError, CompileMissError):
             raise
         except Exception as error:
             self._fail(work, error)
             return
-        self._flights.append(_Flight(work, outputs, residuals, begun, padded, started, ready))
+        self._flights.append((work, flight))
         while len(self._flights) > IN_FLIGHT:
             self._fetch()
 
@@ -134,23 +106,14 @@ class Pipeline:
             self._fetch()
 
     def _fetch(self) -> None:
-        flight = self._flights.popleft()
-        work, tree, ready = flight.work, flight.work.traced.out_tree, flight.ready
-        waited = time.perf_counter()
+        work, flight = self._flights.popleft()
         try:
-            if flight.outputs and ready is None and not flight.outputs[-1].is_ready():
-                jax.block_until_ready(flight.outputs)
-                ready = time.perf_counter()
-            arrays = [np.asarray(output) for output in flight.outputs]
+            results, times = fetch(flight)
         except Exception as error:
             self._fail(work, error)
             return
-        fetched = time.perf_counter()
-        rows = unstack(arrays, flight.residuals, work.traced.out_shapes(flight.residuals))
-        work.window.settle(work.indices, map(tree.unflatten, rows))
-        delivered = time.perf_counter()
-        times = BatchTimes(flight.begun, flight.padded, flight.started, waited, fetched, delivered, ready)
-        exact, since, self._since = work.traced.is_exact, self._since, delivered
+        work.window.settle(work.indices, results)
+        exact, since, self._since = work.traced.is_exact, self._since, times.delivered
         self._recorder.add(work.bucket, work.lengths, times, exact=exact, call=self._call, since=since)
         if self._on_delivered is not None:
             self._on_delivered(work)

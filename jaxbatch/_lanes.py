@@ -1,0 +1,218 @@
+"""Examples that wait for their run, in lanes: those of one kind and equal padded sizes wait in one lane.
+
+A lane gives its examples out by rank, which is their arrival less a head start for their priority. So a
+higher priority comes first, and whoever has waited for longer than the head start of another comes before
+it: the order of two examples never changes while they wait, and nobody waits for ever. All times are float
+seconds of any one clock.
+"""
+
+import collections
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+
+from ._grid import Bucket
+
+_GAP_WEIGHT = 0.2  # of a new gap between arrivals in their running mean
+
+
+class Kind:
+    """Examples that can share programs: those of one trace.
+
+    Args:
+      moves: whether an example may run in a larger bucket than the smallest that holds it.
+
+    Attributes:
+      programs: the buckets that have a program.
+      refused: buckets that are not to be used: their program cannot be compiled.
+      exhausted: buckets that ran out of memory; neither they nor larger ones are used again.
+      version: grows with every change to these.
+    """
+
+    def __init__(self, dims: tuple[str, ...], *, moves: bool = True, name: str = ""):
+        self.dims = dims
+        self.moves = moves
+        self.name = name
+        self.programs: frozenset[Bucket] = frozenset()
+        self.refused: set[Bucket] = set()
+        self.exhausted: list[Bucket] = []
+        self.version = 0
+
+    def __repr__(self) -> str:
+        return f"Kind({self.name or ', '.join(self.dims)})"
+
+    def allows(self, bucket: Bucket) -> bool:
+        """Tell whether a bucket may be used, as far as is known."""
+        return bucket not in self.refused and not any(_holds(bucket, other) for other in self.exhausted)
+
+
+class Waiter:
+    """One example that waits; it knows all that a decision depends on.
+
+    Args:
+      sizes: the padded sizes that hold it, in the order of its kind's dims.
+      arrival: when it came.
+      deadline: when it is no longer to be run.
+
+    Attributes:
+      gone: it waits no longer.
+    """
+
+    kind: Kind
+    sizes: tuple[int, ...]
+    arrival: float
+    priority: float
+    deadline: float
+    gone: bool
+
+    def __init__(
+        self,
+        kind: Kind,
+        sizes: tuple[int, ...],
+        arrival: float,
+        priority: float = 0,
+        deadline: float = math.inf,
+    ):
+        self.kind = kind
+        self.sizes = sizes
+        self.arrival = arrival
+        self.priority = priority
+        self.deadline = deadline
+        self.gone = False
+
+
+class Lane:
+    """The waiting examples of one kind and size.
+
+    Args:
+      rows: the numbers of rows that the grid has at these sizes, ascending.
+      aging: seconds of waiting that count as much as one step of priority.
+
+    Attributes:
+      count: how many wait.
+      gap: the mean time between arrivals, weighted towards the latest; None before the second.
+      last_arrival: the latest arrival.
+    """
+
+    def __init__(self, kind: Kind, sizes: tuple[int, ...], rows: tuple[int, ...], aging: float):
+        self.kind = kind
+        self.sizes = sizes
+        self.rows = rows
+        self.count = 0
+        self.gap: float | None = None
+        self.last_arrival = -math.inf
+        self._aging = aging
+        self._by_rank: list[tuple[float, int, Waiter]] = []
+        self._by_arrival: collections.deque[Waiter] = collections.deque()
+        self._by_deadline: list[tuple[float, int, Waiter]] = []
+        self._num = 0
+        self._buckets: tuple[Bucket, ...] = ()
+        self._version = -1
+
+    # --- in and out ---
+
+    def add(self, waiter: Waiter) -> None:
+        """Let an example wait; arrivals come in order, those that come back after a failure apart."""
+        if self.last_arrival > -math.inf and waiter.arrival >= self.last_arrival:
+            gap = waiter.arrival - self.last_arrival
+            self.gap = gap if self.gap is None else self.gap + _GAP_WEIGHT * (gap - self.gap)
+        self.last_arrival = max(self.last_arrival, waiter.arrival)
+        self.count += 1
+        self._num += 1
+        waiter.gone = False
+        rank = waiter.arrival - waiter.priority * self._aging
+        heapq.heappush(self._by_rank, (rank, self._num, waiter))
+        if self._by_arrival and waiter.arrival < self._by_arrival[0].arrival:
+            self._by_arrival.appendleft(waiter)
+        else:
+            self._by_arrival.append(waiter)
+        if waiter.deadline < math.inf:
+            heapq.heappush(self._by_deadline, (waiter.deadline, self._num, waiter))
+
+    def remove(self, waiter: Waiter) -> None:
+        """Forget an example that waits; it is skipped wherever it still stands."""
+        waiter.gone = True
+        self.count -= 1
+        # What stands in the queues is kept in proportion to what waits.
+        if len(self._by_rank) > 64 + 4 * self.count:
+            for queue in (self._by_rank, self._by_deadline):
+                queue[:] = [entry for entry in queue if not entry[2].gone]
+                heapq.heapify(queue)
+            self._by_arrival = collections.deque(w for w in self._by_arrival if not w.gone)
+
+    def take(self, num: int) -> list[Waiter]:
+        """Remove and return the first `num` examples by rank."""
+        taken = []
+        while len(taken) < num and self.count:
+            _, _, waiter = heapq.heappop(self._by_rank)
+            if not waiter.gone:
+                waiter.gone = True
+                self.count -= 1
+                taken.append(waiter)
+        return taken
+
+    def expired(self, now: float) -> Iterator[Waiter]:
+        """Remove and yield the examples whose deadline has passed."""
+        while (waiter := self._first(self._by_deadline)) is not None and waiter.deadline <= now:
+            self.remove(waiter)
+            yield waiter
+
+    # --- what a decision looks at ---
+
+    @property
+    def rank(self) -> float:
+        """The rank of the first example; `inf` where none waits."""
+        first = self._first(self._by_rank)
+        return math.inf if first is None else first.arrival - first.priority * self._aging
+
+    @property
+    def oldest(self) -> float:
+        """The earliest arrival of those that wait."""
+        while self._by_arrival and self._by_arrival[0].gone:
+            self._by_arrival.popleft()
+        return self._by_arrival[0].arrival if self._by_arrival else math.inf
+
+    @property
+    def deadline(self) -> float:
+        """The earliest deadline of those that wait."""
+        first = self._first(self._by_deadline)
+        return math.inf if first is None else first.deadline
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets that can run this lane now, for each number of rows the smallest, by rows."""
+        if self._version != self.kind.version:
+            self._version, self._buckets = self.kind.version, tuple(self._ready())
+        return self._buckets
+
+    def own(self, num: int) -> Bucket | None:
+        """Return the bucket of this lane's own sizes that fits `num` examples best, if it may be used."""
+        sizes = dict(zip(self.kind.dims, self.sizes, strict=True))
+        buckets = [Bucket(rows=rows, **sizes) for rows in self.rows]
+        allowed = [bucket for bucket in buckets if self.kind.allows(bucket)]
+        return next((b for b in allowed if b["rows"] >= num), allowed[-1] if allowed else None)
+
+    def holds(self, bucket: Bucket) -> bool:
+        """Tell whether a bucket is large enough for this lane's examples."""
+        return all(bucket[dim] >= size for dim, size in zip(self.kind.dims, self.sizes, strict=True))
+
+    def _ready(self) -> Iterable[Bucket]:
+        found: dict[int, Bucket] = {}
+        for bucket in self.kind.programs:
+            rows = bucket["rows"]
+            own = tuple([bucket[dim] for dim in self.kind.dims]) == self.sizes
+            if not (own or (self.kind.moves and self.holds(bucket))) or not self.kind.allows(bucket):
+                continue
+            if rows not in found or bucket.cells < found[rows].cells:
+                found[rows] = bucket
+        return [found[rows] for rows in sorted(found)]
+
+    @staticmethod
+    def _first(queue: list[tuple[float, int, Waiter]]) -> Waiter | None:
+        while queue and queue[0][2].gone:
+            heapq.heappop(queue)
+        return queue[0][2] if queue else None
+
+
+def _holds(bucket: Bucket, other: Bucket) -> bool:
+    return all(bucket[name] >= size for name, size in other.items())
