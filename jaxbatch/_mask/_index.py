@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
+from jax import core, lax
 from jax import numpy as jnp
 
 from .. import _compat
@@ -35,7 +35,7 @@ def _room(ctx: Context, dim: Dim, size: Dim) -> int:
     gap = dim - size
     if not _compat.is_symbolic(gap) or not _compat.is_symbolic(size):
         return 0
-    return max(0, ctx.size(gap) + ctx.size(size) - ctx.size(dim))
+    return core.max_dim(ctx.size(gap) + ctx.size(size) - ctx.size(dim), 0)
 
 
 # --- dynamic slices --------------------------------------------------------------------------------
@@ -91,10 +91,9 @@ def _gather(ctx: Context, eqn: Any, x: Padded, indices: Padded) -> Any:
     data, columns = x.data, {}
     for column, axis in enumerate(params["dimension_numbers"].start_index_map):
         dim, size = x.shape[axis], sizes[axis]
-        room = _room(ctx, dim, size)
         if known is not None and _surely_inside(ctx, known, dim, size):
             continue
-        data = fit(data, axis, data.shape[axis] + room)
+        data = fit(data, axis, data.shape[axis] + _room(ctx, dim, size))
         if _compat.is_symbolic(dim) or _compat.is_symbolic(size):
             columns[column] = (_limit(ctx, dim, size), mode)
     index = _bounded(indices.data, columns)

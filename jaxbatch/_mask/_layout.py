@@ -37,8 +37,9 @@ def fit(data: Any, axis: int, size: int) -> Any:
     have = data.shape[axis]
     if have == size:
         return data
-    if have > size:
+    if not _compat.is_symbolic(size - have) and have > size:
         return lax.slice_in_dim(data, 0, size, axis=axis)
+    # A negative amount crops, so this serves sizes of which it is not known which is the larger.
     config = [(0, size - have if a == axis else 0, 0) for a in range(data.ndim)]
     return lax.pad(data, np.zeros((), data.dtype), config)
 

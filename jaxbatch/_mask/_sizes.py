@@ -1,7 +1,8 @@
 """What to allocate for a size that is a formula in the lengths.
 
-Most formulas grow with every dim, so the bucket's own sizes give the largest value. The others (`n % 4`,
-`n - m`) are tried at every length up to the bucket's sizes.
+Most formulas grow with every dim, so the bucket's own sizes give the largest value; those that only shrink
+have it at lengths of 1. The others (`n % 4`, `n - m`) are tried at every length up to the bucket's sizes.
+The sizes themselves may be symbolic, for one program that serves all buckets.
 """
 
 import functools
@@ -33,8 +34,11 @@ class Allocation:
 
     def _size(self, dim: Dim) -> int:
         """Return the largest value that a formula takes up to the bucket's sizes."""
-        if grows(dim):
+        direction = _direction(dim)
+        if direction >= 0:
             return _compat.evaluate(dim, self._sizes)
+        if direction < 0:
+            return _compat.evaluate(dim, dict.fromkeys(_compat.dim_names(dim), 1))
         values = self._values(dim)
         if values is None:
             raise MaskError(
@@ -49,10 +53,14 @@ class Allocation:
         return values is not None and bool(np.all((values >= least) & (values <= most)))
 
     def _values(self, dim: Dim) -> Any:
-        """Return a formula at all lengths of the bucket; None if they are too many, or symbolic."""
+        """Return a formula at all lengths of the bucket, of the largest one if its sizes are symbolic.
+
+        Returns:
+          None if they are too many, or unbounded.
+        """
         names = sorted(_compat.dim_names(dim))
-        sizes = [self._sizes[name] for name in names]
-        if any(map(_compat.is_symbolic, sizes)) or math.prod(sizes) > _MAX_ENUMERATED:
+        sizes = [_compat.upper_bound(self._sizes[name]) for name in names]
+        if math.prod(sizes) > _MAX_ENUMERATED:
             return None
         grid = np.meshgrid(*(np.arange(1, size + 1) for size in sizes), indexing="ij")
         return np.asarray(_compat.evaluate(dim, dict(zip(names, grid, strict=True))))
