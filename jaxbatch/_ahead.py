@@ -1,6 +1,7 @@
 """What can be done before a run: plan it, explain it, compile its programs and measure what they cost."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
 from ._executables import KeyTakenError
 from ._explanation import Explanation, explain
-from ._grid import Bucket
+from ._grid import Bucket, Grid
 from ._plan import Job, Means, chunk, plan
 from ._shared import Shared
 from ._traced import Traced
@@ -63,13 +64,40 @@ class Ahead:
         means = Means(engine.costs) if traced is None else engine.means(traced, frozen=frozen)
         jobs, kept = self._plan(inside, means)
         programs = {} if traced is None else engine.programs(traced)
-        return explain(
+        found = explain(
             jobs,
             kept,
             missing=len({job.bucket for job in jobs} - programs.keys()),
             num_exact=len(array) - len(kept),
             cost=means.costs.seconds,
             memory=lambda bucket: _measure.peak_bytes(programs[bucket]) if bucket in programs else None,
+        )
+        return dataclasses.replace(found, advice=self._advice(kept, found, means))
+
+    def _advice(self, lengths: np.ndarray, found: Explanation, means: Means) -> str | None:
+        """Say whether a ladder fitted to these lengths would repay its compiles, where costs are known."""
+        grid, each = self._engine.grid, means.costs.compile_seconds
+        if found.seconds is None or each is None or grid is None or not grid.dims:
+            return None
+        columns = dict(zip(grid.dims, lengths.T, strict=True))
+        num = len({tuple(bucket.sizes.items()) for bucket in found.buckets})
+        best: tuple[float, float, float, int] | None = None
+        for most in (2 * num, 3 * num):
+            fitted = Grid.fit(columns, most, 8, list(grid.rows), grid.max_cells)
+            jobs = plan(lengths, fitted, dataclasses.replace(means, moves=False))
+            seconds = sum(means.costs.seconds(job.bucket) or 0.0 for job in jobs)
+            compiling = each * (len({job.bucket for job in jobs} - means.ready) - found.missing)
+            if best is None or seconds + compiling < best[0]:
+                best = seconds + compiling, seconds, compiling, most
+        assert best is not None
+        total, seconds, compiling, most = best
+        if seconds > 0.97 * found.seconds:
+            return None
+        repaid = max(compiling, 0.0) / (found.seconds - seconds) * len(lengths)
+        verdict = "it pays here" if total < found.seconds else f"it pays from {repaid:,.0f} such examples on"
+        return (
+            f"Grid.fit(lengths, max_sizes={most}) is predicted to run them in {seconds:.3g} s instead of "
+            f"{found.seconds:.3g} s, for {compiling:.3g} s more of compiling: {verdict}."
         )
 
     def _traced(self, shared: Shared, fixed: Mapping[str, int]) -> Traced | None:

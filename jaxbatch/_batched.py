@@ -28,13 +28,15 @@ from ._functions import function_name, function_of
 from ._grid import Grid
 from ._pipeline import Window
 from ._progress import ProgressBar, progress_bar
-from ._spec import argument_names
+from ._spec import Checked, argument_names
 from ._statistics import Statistics
 from ._traced import Function
 
 Errors = Literal["raise", "return"]
 
-_FIRST_WINDOW = 16
+_FIRST_WINDOW = 16  # examples, so that the first results come early; later windows are twice as large
+_WINDOW_BATCHES = 16  # of the largest rows: the more are planned together, the fuller are the last batches
+_WINDOW_BYTES = 64 * 2**20  # of examples, after which a window ends early
 
 
 class Batched:
@@ -102,11 +104,11 @@ class Batched:
     def map(self, *args: Any, errors: Errors = "raise", progress: bool = False) -> Iterator[Any]:
         """Yield the result of each example in order, reading the iterables lazily.
 
-        The first results come after at most 48 examples were read; later on at most eight times the grid's
-        largest rows are read ahead of the result that is delivered. Examples are copied as they are read,
-        so an iterator may reuse its buffer; shared arrays are not, so leave them as they are until the last
-        result. An error (of an example, or raised by an iterable) comes after
-        all results before it.
+        The first results come after at most 48 examples were read; later on at most 32 times the grid's
+        largest rows, and about 128 MiB of examples, are read ahead of the result that is delivered. Examples
+        are copied as they are read, so an iterator may reuse its buffer; shared arrays are not, so leave them
+        as they are until the last result. An error (of an example, or raised by an iterable) comes after all
+        results before it.
 
         Args:
           args: as in a call, with any iterables, infinite ones too, in the place of sequences.
@@ -271,13 +273,18 @@ class Batched:
         """Submit windows of growing size, one ahead of the one whose results are delivered."""
         rows = self._engine.grid.rows[-1] if self._engine.grid else 64
         windows: collections.deque[Window] = collections.deque()
-        size, start, failure, more = min(_FIRST_WINDOW, 4 * rows), 0, None, True
+        largest = _WINDOW_BATCHES * rows
+        size, start, failure, more = min(_FIRST_WINDOW, largest), 0, None, True
         with bar:
             while more:
-                checked = []
+                checked, held = [], 0
                 try:
-                    for example in itertools.islice(examples, size):
-                        checked.append(call.check(example, start + len(checked)))
+                    while len(checked) < size and held < _WINDOW_BYTES:
+                        checked.append(call.check(next(examples), start + len(checked)))
+                        if isinstance(checked[-1], Checked):
+                            held += sum([leaf.nbytes for leaf in checked[-1].leaves])
+                except StopIteration:
+                    more = False
                 except Exception as error:
                     failure = error
                 try:
@@ -285,8 +292,8 @@ class Batched:
                         windows.append(call.submit(call.gather(checked), start))
                 except Exception as error:
                     failure = error
-                more = len(checked) == size and failure is None
-                start, size = start + len(checked), min(2 * size, 4 * rows)
+                more = more and failure is None
+                start, size = start + len(checked), min(2 * size, largest)
                 while len(windows) > (1 if more else 0):
                     for result in call.finish(windows.popleft()):
                         if isinstance(result, Exception) and errors == "raise":

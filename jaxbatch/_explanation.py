@@ -26,6 +26,7 @@ class Explanation:
       bucket_seconds: what the batches of each bucket are predicted to take together; None where unknown.
       bucket_bytes: memory that the program of each bucket takes, arguments and results included; None where
         unknown.
+      advice: whether a finer ladder would repay its compiles; None where costs are unknown or it gains little.
     """
 
     jobs: tuple[Job, ...]
@@ -36,6 +37,7 @@ class Explanation:
     num_exact: int
     bucket_seconds: Mapping[Bucket, float | None] = dataclasses.field(default_factory=dict)
     bucket_bytes: Mapping[Bucket, int | None] = dataclasses.field(default_factory=dict)
+    advice: str | None = None
 
     @property
     def total(self) -> BucketStatistics:
@@ -91,6 +93,7 @@ class Explanation:
         if self.buckets:
             predicted, peak = _tables.seconds(self.seconds), _tables.memory(self.peak_bytes)
             lines.append(f"predicted time: {predicted or 'unknown'}; peak memory: {peak or 'unknown'}")
+            lines += [self.advice] if self.advice else []
             lines += ["", *self._table()]
         return "\n".join(lines)
 

@@ -206,3 +206,35 @@ def test_a_hundred_thousand_examples_from_a_generator_need_flat_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, the most so far
     assert sum(1 for _ in results) == 80_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
+
+
+def test_a_window_ends_early_where_its_examples_are_large(monkeypatch):
+    from jaxbatch import _batched
+
+    monkeypatch.setattr(_batched, "_WINDOW_BYTES", 1000)
+    pulled = 0
+
+    def source():
+        nonlocal pulled
+        for _ in range(100):
+            pulled += 1
+            yield np.ones(60, np.float32)  # 240 bytes
+
+    results = wrapped().map(source())
+    assert next(results) == 1.0 and pulled == 10
+    assert sum(1 for _ in results) == 99
+
+
+# --- advice -------------------------------------------------------------------------------------
+
+
+def test_explanations_say_when_a_finer_ladder_repays_its_compiles():
+    costs = priced(GRID, lambda bucket: 1e-4 * bucket.cells)
+    few, many = np.full(8, 33), np.full(4_000, 33)
+    run = wrapped(costs=costs)
+    run(texts(*few))  # what the ladder at hand needs is compiled
+    for lengths, verdict in ((few, "it pays from"), (many, "it pays here")):
+        advice = run.explain(lengths).advice
+        assert advice is not None and "max_sizes=2" in advice and verdict in advice
+    assert wrapped(costs=costs).explain(np.full(8, 64)).advice is None
+    assert wrapped().explain(few).advice is None
