@@ -1,0 +1,105 @@
+"""The command line: which workloads, systems and rounds, and where the report goes."""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import plots, report, stream
+from .machine import machine
+from .rounds import Record, Table, measure, reference
+from .workloads import WORKLOADS
+
+QUICK = {"wide": 24, "skewed": 40, "pages": 6}
+
+
+def main() -> int:
+    """Run what the options ask for; the exit status is 1 if a system failed or was wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench", description="Compare jaxbatch with others."
+    )
+    parser.add_argument("--quick", action="store_true", help="a few examples, one round; prints the report")
+    parser.add_argument("--rounds", type=int, metavar="N", help="timed passes of each system, 5 by default")
+    parser.add_argument("--only", default="", metavar="NAMES", help="only systems with such a name")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), metavar="NAMES", help="default: all")
+    parser.add_argument("--products", default="float32,bfloat16", metavar="DTYPES", help="default: both")
+    parser.add_argument("--examples", type=int, metavar="N", help="use only N examples of each workload")
+    parser.add_argument("--budget", type=int, default=1024, metavar="TOKENS", help="of a JAX batch, at most")
+    parser.add_argument("--stream", type=int, metavar="N", help="examples of the endless stream; 0 for none")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: BENCHMARKS.md, unless --quick")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="numbers; default: docs/benchmarks.json")
+    parser.add_argument("--render", action="store_true", help="write the report again from the numbers")
+    options = parser.parse_args()
+    root = Path(__file__).resolve().parents[2]
+    output = options.output or (None if options.quick else root / "BENCHMARKS.md")
+    data = options.data or (None if options.quick else root / "docs" / "benchmarks.json")
+
+    if options.render:
+        if data is None or not data.exists():
+            parser.error("--render needs --data, the numbers of an earlier run")
+        results = load(data)
+    else:
+        if unknown := set(options.workloads.split(",")) - set(WORKLOADS):
+            parser.error(f"no workload is called {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+        results = run(options)
+        if data:
+            data.write_text(json.dumps(results, default=dataclasses.asdict, indent=1) + "\n")
+    charts = plots.write(results, (output or Path()).parent / "docs") if output else []
+    text = report.write(results, charts)
+    output.write_text(text) if output else print(text)
+    failed = [r.name for table in results["tables"] for r in table.systems if r.skipped.startswith("failed")]
+    return 1 if failed else 0
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the tables, and return all numbers."""
+    tables, only, start = [], [part for part in options.only.split(",") if part], time.perf_counter()
+    for name in options.workloads.split(","):
+        workload = WORKLOADS[name](options.examples or (QUICK[name] if options.quick else None))
+        expected = reference(workload, say)
+        for products in options.products.split(","):
+            if products == "float32" or workload.unit == "tokens":
+                tables.append(
+                    measure(
+                        workload,
+                        products,
+                        expected,
+                        budget=options.budget,
+                        rounds=options.rounds or (1 if options.quick else 5),
+                        only=only,
+                        say=say,
+                    )
+                )
+    num = (2000 if options.quick else 100_000) if options.stream is None else options.stream
+    return {
+        "date": datetime.date.today().isoformat(),
+        "minutes": (time.perf_counter() - start) / 60,
+        "machine": machine(),
+        "tables": tables,
+        "stream": stream.measure(num) if num else None,
+    }
+
+
+def load(file: Path) -> dict[str, Any]:
+    """Read the numbers of an earlier run."""
+    results = json.loads(file.read_text())
+    tables = []
+    for table in results["tables"]:
+        systems = []
+        for record in table["systems"]:
+            by_round = {
+                name: {int(number): value for number, value in record[name].items()}
+                for name in ("seconds", "cores")
+            }
+            systems.append(Record(**{**record, **by_round}))
+        tables.append(Table(**{**table, "systems": systems}))
+    return {**results, "tables": tables}
+
+
+def say(line: str) -> None:
+    """Show progress where it does not mix with the report."""
+    print(f"[{datetime.datetime.now():%H:%M:%S}] {line}", file=sys.stderr, flush=True)
