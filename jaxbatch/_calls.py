@@ -63,8 +63,7 @@ class Call:
         self._spec = engine.function.spec
         self._shared = Shared.of(shared_args, names)
         self._columns = [self._spec.dims.index(dim) for dim in engine.dims]
-        self._fixed_columns = [self._spec.dims.index(dim) for dim in engine.fixed_dims]
-        self._fixed = bound_dims(engine, shared_args)
+        self._fixed = FixedSizes(engine, shared_args)
         self._pipeline = Pipeline(
             engine.executables,
             engine.recorder,
@@ -79,7 +78,7 @@ class Call:
     def check_all(self, columns: Sequence[Any]) -> "Examples":
         """Return the checked examples of a call, given as one sequence of values for each argument."""
         values = columns[0]
-        if not self._fixed_columns and len(columns) == 1 and self._spec.are_plain_vectors(values):
+        if not self._engine.fixed_dims and len(columns) == 1 and self._spec.are_plain_vectors(values):
             # The common case, at a tenth of the time of one after another.
             num = len(values)
             lengths = np.fromiter(map(len, values), np.int64, num)[:, None]
@@ -99,10 +98,9 @@ class Call:
         """Return the checked example, or its error, which names it by `index`."""
         try:
             checked = self._spec.check(example)
-            if self._fixed_columns:
-                self._bind(checked)
+            self._fixed.bind(checked)
         except SpecError as error:
-            return _name_example(error, self._engine, index)
+            return name_example(error, self._engine, index)
         if self._policy.lazy:
             return Checked(tuple([np.array(leaf) for leaf in checked.leaves]), checked.lengths)
         return checked
@@ -120,7 +118,9 @@ class Call:
         over = np.any(lengths > np.array(list(grid.limits.values()), np.int64), axis=1)
         if self._policy.oversize == "error" and over.any():
             for i, own in zip(good[over], lengths[over], strict=True):
-                results[i] = self._oversize(grid, own, start + int(i))
+                results[i] = name_example(
+                    oversize(self._engine, grid, own.tolist()), self._engine, start + int(i)
+                )
             leaves = [leaves[i] for i in np.flatnonzero(~over).tolist()]
             good, lengths, over = good[~over], lengths[~over], over[~over]
         if self._policy.raises and not self._policy.lazy:
@@ -149,7 +149,7 @@ class Call:
             traced = None
             if len(inside):
                 try:
-                    traced = self._engine.padded(self._shared, dtypes, self._fixed)
+                    traced = self._engine.padded(self._shared, dtypes, self._fixed.sizes)
                 except Exception as error:
                     if isinstance(error, MaskError | KeyTakenError) or not self._own_fault(dtypes):
                         raise
@@ -182,7 +182,7 @@ class Call:
         for own, members in sizes.items():
             lengths = dict(zip(self._engine.dims, own, strict=True))
             try:
-                traced = self._engine.exact(self._shared, dtypes, {**self._fixed, **lengths})
+                traced = self._engine.exact(self._shared, dtypes, {**self._fixed.sizes, **lengths})
             except (MaskError, KeyTakenError):
                 raise
             except Exception as error:
@@ -197,35 +197,10 @@ class Call:
     def _own_fault(self, dtypes: tuple[np.dtype, ...]) -> bool:
         """Tell whether an error of the trace is due to the dtypes of some examples, not to the whole call."""
         try:
-            self._engine.padded(self._shared, self._spec.dtypes(), self._fixed)
+            self._engine.padded(self._shared, self._spec.dtypes(), self._fixed.sizes)
         except Exception:
             return False
         return dtypes != self._spec.dtypes()
-
-    def _bind(self, checked: Checked) -> None:
-        """Compare fixed sizes with what earlier examples or shared arguments bound, and bind new ones."""
-        own = {
-            dim: checked.lengths[i]
-            for dim, i in zip(self._engine.fixed_dims, self._fixed_columns, strict=True)
-        }
-        for dim, size in own.items():
-            if self._fixed.get(dim, size) != size:
-                raise SpecError(
-                    f"{_where(self._engine, dim)} has size {size}, but the shared arguments or an earlier "
-                    f"example have {self._fixed[dim]}. A dim that is not in the grid has one size for all; "
-                    f"name `{dim}` in the grid to let it vary."
-                )
-        self._fixed.update(own)
-
-    def _oversize(self, grid: Grid, lengths: np.ndarray, index: int) -> OversizeError:
-        named = dict(zip(grid.dims, lengths.tolist(), strict=True))
-        try:
-            grid.ceil(named)
-        except OversizeError as error:
-            dim = next(dim for dim, length in named.items() if length > grid.limits[dim])
-            where = _where(self._engine, dim).split(" (dim")[0]
-            return _name_example(error.with_context(where), self._engine, index)
-        raise AssertionError("the example fits after all")
 
     def _fail(self, rows: "_Rows", members: np.ndarray, error: Exception) -> None:
         self._on_failure(error)
@@ -291,6 +266,31 @@ class _Rows:
         return Work(self.window, traced, bucket, indices, examples, self.lengths[members])
 
 
+class FixedSizes:
+    """The sizes of the dims that are not in the grid, told by shared arguments or the first example."""
+
+    def __init__(self, engine: Engine, shared_args: Sequence[Any]):
+        self._engine = engine
+        self._columns = [(dim, engine.function.spec.dims.index(dim)) for dim in engine.fixed_dims]
+        self.sizes = bound_dims(engine, shared_args)
+
+    def bind(self, checked: Checked) -> None:
+        """Compare an example's sizes with those that are bound, and bind new ones.
+
+        Raises:
+          SpecError: a size differs.
+        """
+        for dim, i in self._columns:
+            size = checked.lengths[i]
+            if self.sizes.get(dim, size) != size:
+                raise SpecError(
+                    f"{_where(self._engine, dim)} has size {size}, but the shared arguments or an earlier "
+                    f"example have {self.sizes[dim]}. A dim that is not in the grid has one size for all; "
+                    f"name `{dim}` in the grid to let it vary."
+                )
+        self.sizes.update({dim: checked.lengths[i] for dim, i in self._columns})
+
+
 def bound_dims(engine: Engine, shared_args: Sequence[Any]) -> dict[str, int]:
     """Return the fixed sizes that annotated shared arguments have."""
     if not engine.fixed_dims:
@@ -310,7 +310,18 @@ def _where(engine: Engine, dim: str) -> str:
     raise AssertionError(f"{dim} is not in the spec")
 
 
-def _name_example(error: Any, engine: Engine, index: int) -> Any:
+def oversize(engine: Engine, grid: Grid, lengths: Sequence[int]) -> OversizeError:
+    """Return the error of an example that is larger than the grid."""
+    named = dict(zip(grid.dims, lengths, strict=True))
+    try:
+        grid.ceil(named)
+    except OversizeError as error:
+        dim = next(dim for dim, length in named.items() if length > grid.limits[dim])
+        return error.with_context(_where(engine, dim).split(" (dim")[0])
+    raise AssertionError("the example fits after all")
+
+
+def name_example(error: Any, engine: Engine, index: int) -> Any:
     """Return the error with the index of its example in every path: `x['ids']` becomes `x[17]['ids']`."""
     path = rf"`({'|'.join(map(re.escape, engine.function.spec.names))})(?=[`\[])"
     error.args = (re.sub(path, rf"`\1[{index}]", str(error.args[0])), *error.args[1:])
