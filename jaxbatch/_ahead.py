@@ -166,7 +166,7 @@ class Ahead:
         """
         engine = self._engine
         for bucket in sorted(buckets, key=lambda bucket: bucket.cells) if measure else buckets:
-            build = functools.partial(traced.build, bucket)
+            build = functools.partial(traced.build, bucket, engine.executables.disk)
             program = engine.executables.get(traced.key(bucket), build)
             if measure and self._is_worth_measuring(traced, bucket):
                 seconds = _measure.run_seconds(program, traced, bucket, shared.arrays)
@@ -196,7 +196,9 @@ class Ahead:
         engine, rates = self._engine, {}
         for rows in ladder:
             bucket = sizes.with_rows(rows)
-            program = engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
+            program = engine.executables.get(
+                traced.key(bucket), functools.partial(traced.build, bucket, engine.executables.disk)
+            )
             needed = _measure.peak_bytes(program)
             if rates and most is not None and needed is not None and needed > most:
                 break
@@ -227,7 +229,9 @@ class Ahead:
                 continue  # at this size the function itself raises, and no example needs a program
             rows = grid.rows_for([max(size, 1) for size in own])
             for bucket in {job.bucket for job in chunk(Bucket(**sizes), list(range(num)), rows)}:
-                engine.executables.get(traced.key(bucket), functools.partial(traced.build, bucket))
+                engine.executables.get(
+                    traced.key(bucket), functools.partial(traced.build, bucket, engine.executables.disk)
+                )
 
     def _is_exact(self, lengths: np.ndarray) -> np.ndarray:
         """Return which examples run at their exact size whatever the function is."""

@@ -20,6 +20,7 @@ from . import _closures, _report
 from ._ahead import Ahead, Lengths
 from ._calls import Call, Policy
 from ._costs import Costs
+from ._disk_cache import DiskCache
 from ._engine import Engine
 from ._errors import MaskError, SpecError
 from ._executables import KeyTakenError
@@ -52,11 +53,12 @@ class Batched:
         frozen: bool,
         key: Hashable,
         costs: Costs | None,
+        disk: DiskCache | None = None,
     ):
         self._function = function
         self._oversize = oversize
         self._frozen = frozen
-        self._engine = Engine(function, grid, on_unmaskable=on_unmaskable, key=key, costs=costs)
+        self._engine = Engine(function, grid, on_unmaskable=on_unmaskable, key=key, costs=costs, disk=disk)
         names = argument_names(function.f, len(function.per_example))
         self._shared_names = [n for n, one in zip(names, function.per_example, strict=True) if not one]
         self._ahead = Ahead(self._engine, self._shared_names, oversize)
@@ -316,6 +318,7 @@ def batched(
     per_example: bool = True,
     mask_arg: str | None = None,
     costs: Costs | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Batched:
     """Turn a function of one example at its exact size into one of many examples of many sizes.
 
@@ -346,6 +349,9 @@ def batched(
         gets the array bool [rows, size] itself, as models with an `attention_mask` take it.
       costs: what batches cost, measured by another run of the same function on such a device: batches are
         then planned by seconds from the start. None plans by cells until `warm_up` has measured.
+      cache_dir: a folder, of the user's own, that keeps compiled programs: a later process traces and lowers
+        as usual, and reads what is there instead of compiling. Entries of other machines or versions are not
+        used. What is read from it is run, so others must not be able to write to it.
 
     Returns:
       A `Batched`: call it with the arguments of `f`, a list of examples in the place of each one.
@@ -377,10 +383,21 @@ def batched(
         raise error.with_context(where) from error.__cause__
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    try:
+        disk = None if cache_dir is None else DiskCache(cache_dir)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if key is None:
         _closures.warn_if_made_anew(f, stacklevel=2)
     run = Batched(
-        function, grid, oversize=oversize, on_unmaskable=on_unmaskable, frozen=frozen, key=key, costs=costs
+        function,
+        grid,
+        oversize=oversize,
+        on_unmaskable=on_unmaskable,
+        frozen=frozen,
+        key=key,
+        costs=costs,
+        disk=disk,
     )
     run._trace_early()
     return run

@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _closures, _compat, _measure
 from ._costs import Costs
+from ._disk_cache import DiskCache
 from ._errors import MaskError
 from ._executables import Executables, Leaf, Signature, SingleFlight, store_for
 from ._grid import Bucket, Grid
@@ -33,6 +34,7 @@ class Engine:
       grid: None to infer it from the examples, and to let it grow with them.
       key: see `batched`.
       costs: what is known of costs already.
+      disk: where compiled programs are kept for other processes.
 
     Attributes:
       dims: the ragged dims; columns of all arrays of lengths are in this order.
@@ -47,13 +49,14 @@ class Engine:
         on_unmaskable: str,
         key: Hashable,
         costs: Costs | None = None,
+        disk: DiskCache | None = None,
     ):
         self.function = function
         self.dims = function.spec.dims if grid is None else grid.dims
         self.fixed_dims = tuple(dim for dim in function.spec.dims if dim not in self.dims)
         self.recorder = Recorder()
         store = store_for(key)
-        self.executables = Executables(function.name, store)
+        self.executables = Executables(function.name, store, disk)
         self._inferred = grid is None
         self._grid = grid
         self._key = key
@@ -69,12 +72,17 @@ class Engine:
     @property
     def where(self) -> str:
         """What every message of this function begins with."""
-        return f"jaxbatch.batched({self.function.name})"
+        return self.function.where
 
     @property
     def is_unmaskable(self) -> bool:
         """Whether a trace has shown that padding would change the answer, so that all runs at exact sizes."""
         return self._unmaskable
+
+    @property
+    def programs_version(self) -> int:
+        """A number that grows whenever there are other programs than before."""
+        return self._store.version
 
     # --- the grid ---
 
@@ -82,6 +90,11 @@ class Engine:
     def grid(self) -> Grid | None:
         """The grid as it is now; None if it is to be inferred and no example was seen."""
         return self._grid
+
+    @property
+    def is_inferred(self) -> bool:
+        """Whether no grid was given, so that it grows with the examples."""
+        return self._inferred
 
     def grid_for(self, lengths: np.ndarray) -> Grid:
         """Return the grid for examples of these lengths; an inferred one grows to hold them."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from ._disk_cache import DiskCache, Retrieved, devices_of, program_digest
 from ._errors import CompileMissError
 
 _log = logging.getLogger("jaxbatch")
@@ -225,22 +226,31 @@ class CompileStatistics:
     Attributes:
       compiles: programs compiled for buckets.
       exact_compiles: programs compiled for exact sizes.
-      compile_seconds: tracing under batching, lowering and compiling, of both kinds.
+      cached: programs that were found on disk, in `cache_dir` or in JAX's own cache, instead.
+      compile_seconds: tracing under batching, lowering and compiling, of programs that were compiled.
+      load_seconds: the same for programs that were found on disk.
       hits: requests answered without compiling, waits for another thread's compile included.
       evictions: programs for exact sizes that were dropped for later ones.
     """
 
     compiles: int = 0
     exact_compiles: int = 0
+    cached: int = 0
     compile_seconds: float = 0.0
+    load_seconds: float = 0.0
     hits: int = 0
     evictions: int = 0
 
 
 class Executables:
-    """The programs of one batched function, counted; the store itself may be shared with others."""
+    """The programs of one batched function, counted; the store itself may be shared with others.
 
-    def __init__(self, name: str, store: Store):
+    Attributes:
+      disk: where `build` should look before it compiles; None for nowhere.
+    """
+
+    def __init__(self, name: str, store: Store, disk: DiskCache | None = None):
+        self.disk = disk
         self._name = name
         self._store = store
         self._lock = threading.Lock()
@@ -248,6 +258,8 @@ class Executables:
 
     def get(self, key: Key, build: Callable[[], Any], *, frozen: bool = False) -> Any:
         """Return the program for `key`; a missing one is compiled by `build`, or refused when frozen.
+
+        What `build` found on disk, and says so by a `Retrieved`, is counted apart.
 
         Raises:
           CompileMissError: frozen, and the program is missing.
@@ -259,9 +271,13 @@ class Executables:
             )
 
         def make() -> Any:
-            start = time.perf_counter()
+            start, found = time.perf_counter(), _retrievals()
             program = build()
             seconds = time.perf_counter() - start
+            if isinstance(program, Retrieved) or _retrievals() > found:
+                _log.info("%s: found %s on disk, read in %.2f s.", self._name, key, seconds)
+                self._count(cached=1, load_seconds=seconds)
+                return program.program if isinstance(program, Retrieved) else program
             _log.info("%s: compiled %s in %.2f s. %s", self._name, key, seconds, self._nearest(key))
             self._count(**{"exact_compiles" if key.exact else "compiles": 1}, compile_seconds=seconds)
             return program
@@ -306,6 +322,44 @@ def _describe(signature: Signature) -> str:
     )
 
 
-def compile_program(f: Callable[..., Any], *avals: Any) -> jax.stages.Compiled:
-    """Compile `f` for arguments like `avals`, ahead of time; calling the result never compiles."""
-    return jax.jit(f).lower(*avals).compile()
+def compile_program(
+    f: Callable[..., Any], *avals: Any, disk: DiskCache | None = None, digest: str | None = None
+) -> Any:
+    """Compile `f` for arguments like `avals`, ahead of time; calling the result never compiles.
+
+    Args:
+      f: the function.
+      avals: shapes and dtypes.
+      disk: where to look first, and to keep what was compiled.
+      digest: says what `f` is, if that is known without tracing it. Otherwise it is traced and lowered, and
+        the lowered program itself is looked up: whatever the code that made it, equal programs are equal.
+
+    Returns:
+      A `jax.stages.Compiled`, or a `Retrieved` around one that was found on disk.
+    """
+    devices = devices_of(avals) if disk is not None else None
+    if disk is None or devices is None:
+        return jax.jit(f).lower(*avals).compile()
+    lowered = jax.jit(f).lower(*avals) if digest is None else None
+    program = program_digest(lowered.as_text() if lowered else digest, avals)
+    if (found := disk.load(program, devices)) is not None:
+        return Retrieved(found)
+    compiled = (lowered or jax.jit(f).lower(*avals)).compile()
+    disk.store(program, devices, compiled)
+    return compiled
+
+
+# JAX reports a compile also where its own cache on disk had the program, and tells the thread which it was.
+_thread = threading.local()
+
+
+def _on_event(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _thread.retrievals = _retrievals() + 1
+
+
+def _retrievals() -> int:
+    return getattr(_thread, "retrievals", 0)
+
+
+jax.monitoring.register_event_listener(_on_event)

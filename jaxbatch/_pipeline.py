@@ -88,7 +88,9 @@ class Pipeline:
         """Pad and start a batch, then fetch the oldest ones until few enough are in flight."""
         try:
             program = self._executables.get(
-                work.traced.key(work.bucket), lambda: work.traced.build(work.bucket), frozen=self._frozen
+                work.traced.key(work.bucket),
+                lambda: work.traced.build(work.bucket, self._executables.disk),
+                frozen=self._frozen,
             )
             flight = start(program, work.traced, work.bucket, work.examples, work.lengths, self._shared)
         except (MaskError, CompileMissError):

@@ -120,6 +120,10 @@ class SelfMasked(Traced):
         return any(program.may_not_end for program in self.outputs.programs)
 
     @property
+    def formulas(self) -> Sequence[tuple[Any, ...]]:  # noqa: D102
+        return [shape[1:] for shape in self.outputs.shapes]
+
+    @property
     def text(self) -> str:  # noqa: D102
         return "\n".join(map(program_text, self.outputs.programs))
 
@@ -143,7 +147,7 @@ class SelfMasked(Traced):
     def out_shapes(self, residuals: Residuals) -> Sequence[tuple[Any, ...]]:  # noqa: D102
         rows = np.full(len(residuals.lengths), residuals.num)
         env = {**named_lengths(self.dims, residuals), "rows": rows}
-        return [evaluate_shape(shape[1:], env) for shape in self.outputs.shapes]
+        return [evaluate_shape(shape, env) for shape in self.formulas]
 
     def _program(self, bucket: Bucket) -> tuple[Program, list[jax.Array]]:
         """Return the trace at a bucket's sizes, and what it closed over, on the device."""

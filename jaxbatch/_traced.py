@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from ._batch import Residuals
+from ._disk_cache import DiskCache
 from ._executables import Key, Signature, compile_program
 from ._grid import Bucket
 from ._mask import Masked
@@ -48,6 +49,11 @@ class Function:
     spec: Spec
     per_example: tuple[bool, ...]
     name: str
+
+    @property
+    def where(self) -> str:
+        """What every message about the batched function begins with."""
+        return f"jaxbatch.batched({self.name})"
 
     def arguments(self, shared: Shared, leaves: Sequence[Any]) -> list[Any]:
         """Return what `f` is called with, from array leaves: those of `shared`, then those of the example."""
@@ -136,11 +142,11 @@ class Traced(abc.ABC):
         """Return the key of the program for a bucket that has rows."""
         return Key(self.signature, tuple(bucket.items()), exact=self.is_exact)
 
-    def build(self, bucket: Bucket) -> jax.stages.Compiled:
-        """Compile the program for a bucket."""
+    def build(self, bucket: Bucket, disk: DiskCache | None = None) -> Any:
+        """Compile the program for a bucket, or find it on disk; see `compile_program`."""
         run = self.run(bucket)
         run.__name__ = re.sub(r"\W", "_", self.name)  # what JAX's own logs call it
-        return compile_program(run, *self.avals(bucket))
+        return compile_program(run, *self.avals(bucket), disk=disk)
 
     def avals(self, bucket: Bucket) -> tuple[Any, ...]:
         """Return shapes and dtypes of a program's arguments."""
@@ -164,6 +170,11 @@ class Traced(abc.ABC):
     @abc.abstractmethod
     def out_tree(self) -> Any:
         """The structure of one example's result."""
+
+    @property
+    @abc.abstractmethod
+    def formulas(self) -> Sequence[tuple[Any, ...]]:
+        """The valid shape of each output leaf: formulas in `dims`, and in "rows" where that is padded too."""
 
     @property
     @abc.abstractmethod
@@ -214,6 +225,10 @@ class PerExample(Traced):
     @property
     def out_tree(self) -> Any:  # noqa: D102
         return self.program.out_tree
+
+    @property
+    def formulas(self) -> Sequence[tuple[Any, ...]]:  # noqa: D102
+        return [aval.shape for aval in self.program.out_avals]
 
     @functools.cached_property
     def text(self) -> str:  # noqa: D102

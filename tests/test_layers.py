@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 # From the bottom up. Modules of one row may import each other, as long as that makes no circle.
 LAYERS = (
     ("_errors", "_compat"),
-    ("_fit", "_grid", "_spec", "_costs", "_search", "_plan", "_lanes", "_online"),
-    ("_tables", "_timing", "_counts", "_explanation"),
+    ("_fit", "_grid", "_spec", "_costs", "_search", "_plan", "_lanes", "_estimates", "_online"),
+    ("_tables", "_timing", "_counts", "_waits", "_explanation"),
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_split", "_padded_batch"),
-    ("_executables",),
+    ("_disk_cache", "_executables"),
     ("_closures", "_shared", "_statistics", "_traced", "_outputs", "_self_masking", "_functions"),
     ("_measure", "_flights", "_pipeline", "_engine", "_calls", "_ahead"),
     ("_artifact", "_charts", "_report", "_progress", "_dispatch"),
@@ -37,19 +37,19 @@ ONLY_IN = {
     "concurrent": {"_executables", "_dispatch"},
     "queue": {"_errors", "_dispatch"},  # `_errors` derives from `queue.Full`
     # Compile times, costs and statistics are in seconds, and the dispatcher has a clock.
-    "time": {"_executables", "_measure", "_dispatch", "_flights", "_pipeline"},
-    "asyncio": set(),
+    "time": {"_disk_cache", "_executables", "_measure", "_dispatch", "_flights", "_pipeline"},
+    "asyncio": {"_dispatch"},
     "multiprocessing": set(),
-    "pathlib": {"_executables", "_artifact", "_report", "cli"},
-    "shutil": {"_executables", "_artifact", "cli"},
-    "tempfile": {"_executables", "_artifact", "cli"},
+    "pathlib": {"_disk_cache", "_artifact", "_report", "cli"},
+    "shutil": {"_disk_cache", "_artifact", "cli"},
+    "tempfile": {"_disk_cache", "_artifact", "cli"},
     "zipfile": {"_artifact"},
 }
 
 # These compute on integers and NumPy arrays, so that they can be tested without a program or a device.
 WITHOUT_JAX = {
-    *("_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_lanes", "_online", "_tables"),
-    *("_timing", "_counts", "_explanation", "_batch"),
+    *("_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_lanes", "_estimates", "_online"),
+    *("_tables", "_waits", "_timing", "_counts", "_explanation", "_batch"),
 }
 
 ROW = {unit: row for row, units in enumerate(LAYERS) for unit in units}
@@ -146,10 +146,14 @@ BAD = (
     ("_program", "import jax\nx = jax._src.core.Jaxpr", "_program:2: imports jax._src, which only _compat"),
     ("_batch", "import jax.numpy as jnp", "_batch works without JAX"),
     ("_grid", "from jax import Array", "_grid works without JAX"),
-    ("_spec", "import time", "which only _dispatch, _executables, _flights, _measure, _pipeline may"),
+    (
+        "_spec",
+        "import time",
+        "which only _disk_cache, _dispatch, _executables, _flights, _measure, _pipeline may",
+    ),
     ("_batched", "import threading", "which only _compat, _dispatch, _engine, _executables, _statistics may"),
     ("_batched", "from concurrent.futures import Future", "which only _dispatch, _executables may"),
-    ("_dispatch", "import asyncio", "which only nobody may"),
+    ("_engine", "import asyncio", "which only _dispatch may"),
     ("_new", "import math", "add '_new' to its row of LAYERS in tests/test_layers.py"),
 )
 
