@@ -10,6 +10,7 @@ import collections
 import heapq
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ._grid import Bucket
 
@@ -23,27 +24,33 @@ class Kind:
       moves: whether an example may run in a larger bucket than the smallest that holds it.
 
     Attributes:
+      is_open: whether programs may be asked for yet.
+      is_passing: whether its lanes are forgotten when nobody waits: there may be any number of such kinds.
       programs: the buckets that have a program.
-      refused: buckets that are not to be used: their program cannot be compiled.
+      refused: buckets whose program could not be compiled.
       exhausted: buckets that ran out of memory; neither they nor larger ones are used again.
-      version: grows with every change to these.
+      estimates: what is known of the seconds of batches, by bucket.
+      version: grows with every change to what may be used.
     """
 
     def __init__(self, dims: tuple[str, ...], *, moves: bool = True, name: str = ""):
         self.dims = dims
         self.moves = moves
         self.name = name
+        self.is_open = True
+        self.is_passing = False
         self.programs: frozenset[Bucket] = frozenset()
         self.refused: set[Bucket] = set()
         self.exhausted: list[Bucket] = []
+        self.estimates: dict[Bucket, Any] = {}
         self.version = 0
 
     def __repr__(self) -> str:
         return f"Kind({self.name or ', '.join(self.dims)})"
 
-    def allows(self, bucket: Bucket) -> bool:
-        """Tell whether a bucket may be used, as far as is known."""
-        return bucket not in self.refused and not any(_holds(bucket, other) for other in self.exhausted)
+    def is_exhausted(self, bucket: Bucket) -> bool:
+        """Tell whether a bucket, or one that it holds, ran out of memory."""
+        return any(all(bucket[name] >= size for name, size in each.items()) for each in self.exhausted)
 
 
 class Waiter:
@@ -55,7 +62,7 @@ class Waiter:
       deadline: when it is no longer to be run.
 
     Attributes:
-      gone: it waits no longer.
+      gone: it does not wait: not yet, or no longer.
     """
 
     kind: Kind
@@ -78,7 +85,7 @@ class Waiter:
         self.arrival = arrival
         self.priority = priority
         self.deadline = deadline
-        self.gone = False
+        self.gone = True
 
 
 class Lane:
@@ -185,12 +192,19 @@ class Lane:
             self._version, self._buckets = self.kind.version, tuple(self._ready())
         return self._buckets
 
-    def own(self, num: int) -> Bucket | None:
-        """Return the bucket of this lane's own sizes that fits `num` examples best, if it may be used."""
+    def own(self, num: int) -> Bucket:
+        """Return the bucket of this lane's own sizes that fits `num` examples best.
+
+        That of the fewest rows is always among them: what ran out of memory may fit another time.
+        """
         sizes = dict(zip(self.kind.dims, self.sizes, strict=True))
-        buckets = [Bucket(rows=rows, **sizes) for rows in self.rows]
-        allowed = [bucket for bucket in buckets if self.kind.allows(bucket)]
-        return next((b for b in allowed if b["rows"] >= num), allowed[-1] if allowed else None)
+        found = Bucket(rows=self.rows[0], **sizes)
+        for rows in self.rows[1:]:
+            bucket = Bucket(rows=rows, **sizes)
+            if found["rows"] >= num or self.kind.is_exhausted(bucket):
+                break
+            found = bucket
+        return found
 
     def holds(self, bucket: Bucket) -> bool:
         """Tell whether a bucket is large enough for this lane's examples."""
@@ -201,7 +215,9 @@ class Lane:
         for bucket in self.kind.programs:
             rows = bucket["rows"]
             own = tuple([bucket[dim] for dim in self.kind.dims]) == self.sizes
-            if not (own or (self.kind.moves and self.holds(bucket))) or not self.kind.allows(bucket):
+            if not (own or (self.kind.moves and self.holds(bucket))):
+                continue
+            if self.kind.is_exhausted(bucket) and not (own and rows == self.rows[0]):
                 continue
             if rows not in found or bucket.cells < found[rows].cells:
                 found[rows] = bucket
@@ -212,7 +228,3 @@ class Lane:
         while queue and queue[0][2].gone:
             heapq.heappop(queue)
         return queue[0][2] if queue else None
-
-
-def _holds(bucket: Bucket, other: Bucket) -> bool:
-    return all(bucket[name] >= size for name, size in other.items())

@@ -1,4 +1,4 @@
-"""Which waiting examples run now, in which bucket, and when to ask again: decided without a clock or a thread.
+"""Which waiting examples run now, in which bucket, and when to ask again: without a clock or a thread.
 
 A `Planner` is told what arrives, what is cancelled, which programs exist and what the device does, each with
 the time. `decide(now)` answers with batches to start, examples whose deadline has passed, programs that are
@@ -13,9 +13,10 @@ waiting, then who would miss a deadline, then who has the most examples for each
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from ._costs import Costs
+from ._estimates import Device, Estimate, Seconds
 from ._grid import Bucket
 from ._lanes import Kind, Lane, Waiter
 
@@ -23,7 +24,6 @@ _OVERHEAD = 1e-4  # seconds that each batch costs the host, whatever it holds
 _CLOSE = 0.97  # of two batches whose examples per second differ less than this, the shorter is taken
 _FULL = 0.9  # a batch that runs as many examples per second as this part of the best does counts as full
 _BETTER = 1.1  # by how much a new program must be faster than those that exist
-_WEIGHT = 0.3  # of a new time in the running mean of a bucket's times
 _SLACK = 2e-3  # how long before a deadline an example stops to wait for mates
 
 
@@ -76,90 +76,6 @@ class Decision:
     wake: float = math.inf
 
 
-# --- what batches take -----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(eq=False)
-class Estimate:
-    """The seconds of a batch in one bucket: observed, else estimated; None before anything is known."""
-
-    seconds: float | None
-    observed: bool = False
-
-
-class Seconds:
-    """What batches take: costs that are given, replaced by what is observed.
-
-    Args:
-      costs: those measured beforehand, if any.
-    """
-
-    def __init__(self, costs: Costs):
-        self._costs = costs
-        self._estimates: dict[Kind, dict[Bucket, Estimate]] = {}
-
-    def of(self, kind: Kind, bucket: Bucket) -> Estimate:
-        """Return the estimate of a bucket; the same object follows what is observed later."""
-        known = self._estimates.setdefault(kind, {})
-        if bucket not in known:
-            known[bucket] = Estimate(self._table(kind).seconds(bucket))
-        return known[bucket]
-
-    def observe(self, kind: Kind, bucket: Bucket, seconds: float) -> None:
-        """Learn from a batch that took so long."""
-        estimate = self.of(kind, bucket)
-        if estimate.observed and estimate.seconds:
-            estimate.seconds += _WEIGHT * (seconds - estimate.seconds)
-            return
-        estimate.seconds, estimate.observed = max(seconds, 1e-9), True
-        table = self._table(kind)
-        for other, each in self._estimates[kind].items():
-            if not each.observed:
-                each.seconds = table.seconds(other)
-
-    def _table(self, kind: Kind) -> Costs:
-        own = {b: e.seconds for b, e in self._estimates.get(kind, {}).items() if e.observed and e.seconds}
-        return (
-            dataclasses.replace(self._costs, measured={**self._costs.measured, **own}) if own else self._costs
-        )
-
-
-class Device:
-    """What is known of a device that runs one batch after another: what it has, and when it will be free."""
-
-    def __init__(self):
-        self._flights: dict[Hashable, tuple[float, float | None]] = {}
-        self._done = -math.inf
-        self.idle_since = -math.inf
-
-    @property
-    def in_flight(self) -> int:
-        """How many batches it has."""
-        return len(self._flights)
-
-    def start(self, flight: Hashable, now: float, seconds: float | None) -> None:
-        """Note that a batch was given to it."""
-        self._flights[flight] = now, seconds
-
-    def finish(self, flight: Hashable, now: float) -> float:
-        """Note that a batch is done, and return how long the device was busy with it."""
-        started, _ = self._flights.pop(flight)
-        busy = now - max(started, self._done)
-        self._done = max(self._done, now)
-        if not self._flights:
-            self.idle_since = now
-        return max(busy, 0.0)
-
-    def free_at(self, now: float) -> float:
-        """Return when it will have run all it has: `now` if it is idle, `inf` if that is not known."""
-        free = -math.inf
-        for started, seconds in self._flights.values():
-            if seconds is None:
-                return math.inf
-            free = max(free, started, self._done) + seconds
-        return max(free, now)
-
-
 # --- the decision ----------------------------------------------------------------------------------
 
 
@@ -204,12 +120,12 @@ class Planner:
         self,
         rules: Rules,
         rows_for: Callable[[Kind, tuple[int, ...]], tuple[int, ...]],
-        costs: Costs = Costs(),
+        costs: Costs | None = None,
         device: Device | None = None,
     ):
         self.rules = rules
         self.device = Device() if device is None else device
-        self.seconds = Seconds(costs)
+        self.seconds = Seconds(costs or Costs())
         self._rows_for = rows_for
         self._lanes: dict[tuple[Kind, tuple[int, ...]], Lane] = {}
         self._active: dict[Lane, None] = {}  # those in which somebody waits
@@ -248,12 +164,12 @@ class Planner:
             self._settle(lane)
         return taken
 
-    def take_blocked(self, kind: Kind) -> list[Waiter]:
-        """Remove and return the examples of a kind that no bucket, with a program or without, can run."""
-        lanes = [lane for lane in self._active if lane.kind is kind]
-        blocked = [lane for lane in lanes if not lane.buckets and lane.own(1) is None]
-        taken = [waiter for lane in blocked for waiter in lane.take(lane.count)]
-        for lane in blocked:
+    def take_stuck(self, kind: Kind, bucket: Bucket) -> list[Waiter]:
+        """Remove and return the examples that no program can run, of a kind and the sizes of a bucket."""
+        lanes = [lane for lane in self._active if lane.kind is kind and not lane.buckets]
+        stuck = [lane for lane in lanes if lane.own(1).sizes == bucket.sizes]
+        taken = [waiter for lane in stuck for waiter in lane.take(lane.count)]
+        for lane in stuck:
             self._settle(lane)
         return taken
 
@@ -264,7 +180,7 @@ class Planner:
         self._asked -= {(kind, bucket) for bucket in programs}
 
     def refuse(self, kind: Kind, bucket: Bucket) -> None:
-        """Report that there can be no program for a bucket; it is not asked for again."""
+        """Report that there is no program for a bucket; it is not asked for again while others serve."""
         kind.refused.add(bucket)
         kind.version += 1
         self._asked.discard((kind, bucket))
@@ -273,6 +189,7 @@ class Planner:
         """Report that a bucket does not fit into memory; neither it nor larger ones are used again."""
         kind.exhausted.append(bucket)
         kind.version += 1
+        self._asked.discard((kind, bucket))
 
     # --- the question ---
 
@@ -353,12 +270,14 @@ class Planner:
 
     def _want(self, lane: Lane, num: int, option: _Option | None, wanted: list[tuple[Kind, Bucket]]) -> None:
         """Ask for the program that would suit a lane best, unless those that exist are nearly as good."""
-        if lane.buckets and (option is None or not self.rules.compiles):
+        if not lane.kind.is_open or (lane.buckets and (option is None or not self.rules.compiles)):
             return
         bucket = lane.own(num)
-        if bucket is None or bucket in lane.kind.programs or (lane.kind, bucket) in self._asked:
+        if bucket in lane.kind.programs or (lane.kind, bucket) in self._asked:
             return
         if option is not None:
+            if bucket in lane.kind.refused:
+                return
             new = _Option(bucket, bucket["rows"], self.seconds.of(lane.kind, bucket))
             if new.rate(num) < _BETTER * option.rate(num):
                 return
@@ -399,6 +318,9 @@ class Planner:
     def _settle(self, lane: Lane) -> None:
         if not lane.count:
             self._active.pop(lane, None)
+            if lane.kind.is_passing:
+                self._lanes.pop((lane.kind, lane.sizes), None)
+                self._options.pop(lane, None)
 
 
 def worth_waiting(num: int, one: float, now: float, more: float) -> float:

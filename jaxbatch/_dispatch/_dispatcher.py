@@ -1,0 +1,324 @@
+"""The dispatcher itself: what users hold."""
+
+import atexit
+import contextlib
+import dataclasses
+import math
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Self
+
+import jax
+
+from .. import _compat
+from .._engine import Engine
+from .._errors import DeadlineError, JaxbatchError, MaskError, QueueFullError
+from .._executables import KeyTakenError
+from .._grid import Bucket
+from .._online import Rules
+from .._shared import Shared
+from .._waits import DispatcherStatistics, freeze
+from ._awaiting import request_result
+from ._compiler import Compiler
+from ._delivery import settle
+from ._device import SharedDevice, shared_device
+from ._intake import Intake
+from ._loop import Loop
+from ._request import Request
+from ._room import Room
+
+OnFull = Literal["block", "raise"]
+
+_BATCHES_PENDING = 16
+"""How many of the grid's largest batches may be pending, unless a number of cells is given."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a dispatcher works; times are float seconds. `Batched.dispatcher` explains each."""
+
+    max_delay: float = 2e-3
+    max_pending: int = 4096
+    max_pending_cells: int | None = None
+    on_full: OnFull = "block"
+    target_latency: float | None = None
+    aging: float = 1.0
+    in_flight: int = 2
+
+    def __post_init__(self):
+        facts = {
+            "max_delay": (self.max_delay >= 0, "0 or more seconds"),
+            "max_pending": (self.max_pending >= 1, "1 or more"),
+            "max_pending_cells": (self.max_pending_cells is None or self.max_pending_cells >= 1, "1 or more"),
+            "on_full": (self.on_full in ("block", "raise"), "'block' or 'raise'"),
+            "target_latency": (self.target_latency is None or self.target_latency > 0, "more than 0 seconds"),
+            "aging": (self.aging > 0, "more than 0 seconds"),
+            "in_flight": (self.in_flight >= 1, "1 or more"),
+        }
+        for name, (ok, expected) in facts.items():
+            if not ok:
+                raise ValueError(f"dispatcher: {name}={getattr(self, name)!r}; use {expected}.")
+
+
+class Dispatcher:
+    """Takes single examples from any thread or coroutine, and runs them in batches.
+
+    It is a context manager: at the end of the block what is pending is run first, and after an exception it
+    is cancelled. Made by `Batched.dispatcher`; several may share a device.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        shared_args: Sequence[Any],
+        shared: Shared,
+        settings: Settings,
+        *,
+        oversize: str,
+        frozen: bool,
+    ):
+        self._engine = engine
+        self._settings = settings
+        intake = self._intake = Intake(engine, shared_args, oversize)
+        cells = settings.max_pending_cells
+        self._room = Room(settings.max_pending, _most_cells(engine) if cells is None else cells)
+        rules = Rules(
+            max_delay=settings.max_delay,
+            target_latency=settings.target_latency,
+            aging=settings.aging,
+            in_flight=settings.in_flight,
+            compiles=not frozen,
+        )
+        apply = _compat.thread_settings()
+
+        def make_compiler(report: Any, broken: Callable[[BaseException], None]) -> Compiler:
+            return Compiler(engine, shared, frozen=frozen, report=report, broken=broken, settings=apply)
+
+        self._loop = Loop(
+            engine,
+            shared.arrays,
+            intake,
+            self._room,
+            rules,
+            _device_of(shared),
+            make_compiler=make_compiler,
+            settings=apply,
+        )
+        self._trace_early(make_compiler(None, lambda error: None))
+        self._loop.start()
+        _alive.add(self._loop)
+        # Who drops a dispatcher without closing it gets the results, and the threads end after them.
+        self._finalizer = weakref.finalize(self, self._loop.close, cancel_pending=False)
+        self._finalizer.atexit = False
+
+    # --- in ---
+
+    def submit(
+        self,
+        *example: Any,
+        priority: float = 0,
+        deadline: float | None = None,
+        on_full: OnFull | None = None,
+        timeout: float | None = None,
+    ) -> Request:
+        """Take one example and return the future of its result.
+
+        The example is checked here and its arrays are copied, so that they may be changed at once. The future
+        is a `concurrent.futures.Future`; its result is what `f` returns for the example, as NumPy arrays that
+        own their memory, and `future.info` says what happened. `future.cancel()` succeeds until it runs.
+        Callbacks run in a thread of the dispatcher and hold up other results; there, this never waits.
+
+        Args:
+          example: one value for each per-example argument.
+          priority: higher ones come first, in all buckets. Each `aging` seconds of waiting count as much as
+            one step, so that nobody waits for ever.
+          deadline: seconds from now to the start of its run; later, it gets a `DeadlineError` instead and is
+            not run. Once it runs, the result is delivered.
+          on_full: as for the dispatcher, for this example.
+          timeout: the longest time to wait for room, in seconds; None waits without end.
+
+        Raises:
+          SpecError: the example does not match the spec.
+          OversizeError: it is larger than the grid.
+          QueueFullError: too much is pending, and it was not to wait, or waited for `timeout` seconds.
+          DispatcherClosedError: the dispatcher is closed, or broke.
+        """
+        arrival = time.perf_counter()
+        request = self._request(example, priority, deadline, arrival)
+        on_full = self._settings.on_full if on_full is None else on_full
+        if on_full not in ("block", "raise"):
+            raise ValueError(f"{self._engine.where}.submit: on_full={on_full!r}; use 'block' or 'raise'.")
+        if on_full == "raise" or self._loop.is_own_thread():
+            timeout = 0.0
+        until = min(math.inf if timeout is None else timeout, request.deadline - arrival)
+        if not self._room.enter(request.cells, None if until == math.inf else until):
+            if time.perf_counter() >= request.deadline:
+                return self._expired(request)
+            raise self._full(timeout)
+        return self._take(request)
+
+    def __call__(self, *example: Any, priority: float = 0, deadline: float | None = None) -> Awaitable[Any]:
+        """Submit one example and return what `await` waits for: its result.
+
+        For coroutines: nothing here blocks the event loop. Where the dispatcher is full, it is awaited until
+        there is room. Cancelling the task cancels the request, as long as it does not run.
+        """
+        arrival = time.perf_counter()
+        return request_result(
+            self._request(example, priority, deadline, arrival), self._try, self._room.change
+        )
+
+    # --- out ---
+
+    def statistics(self) -> DispatcherStatistics:
+        """Return the counts and times so far; the snapshot does not change."""
+        with self._loop.lock:
+            counts, times = self._loop.ledger.copy()
+        room = self._room
+        return freeze(
+            counts, times, pending=room.pending, pending_cells=room.cells, in_flight=self._loop.in_flight
+        )
+
+    def close(self, cancel_pending: bool = False) -> None:
+        """Take no more examples, and return when all futures have ended and all threads too.
+
+        It may be called again, and from several threads; a later call can still cancel. In a future's
+        callback it returns at once.
+
+        Args:
+          cancel_pending: cancel what does not run yet; otherwise it is run first.
+        """
+        self._loop.close(cancel_pending=cancel_pending)
+        self._loop.join()
+        if not self._loop.is_own_thread():
+            _alive.discard(self._loop)
+            self._finalizer.detach()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more examples: it was closed, or broke."""
+        return self._loop.is_closing
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self._engine.function.name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(cancel_pending=kind is not None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self._room.pending} pending"
+        return f"<jaxbatch dispatcher of {self.name}: {state}>"
+
+    # --- between ---
+
+    def _request(
+        self, example: tuple[Any, ...], priority: float, deadline: float | None, arrival: float
+    ) -> Request:
+        if self._loop.is_closing:
+            raise self._loop.closed_error()
+        names = self._engine.function.spec.names
+        if len(example) != len(names):
+            raise TypeError(
+                f"{self._engine.where}.submit: one example is {len(names)} values ({', '.join(names)}), got "
+                f"{len(example)}. The shared arguments belong to the dispatcher."
+            )
+        try:
+            leaves, lengths = self._intake.check(example)
+        except JaxbatchError:
+            self._count("invalid")
+            raise
+        kind, sizes, cells = self._intake.sort(leaves, lengths)
+        end = math.inf if deadline is None else arrival + deadline
+        return Request(leaves, lengths, kind, sizes, cells, arrival, priority, end, self._loop.cancelled)
+
+    def _take(self, request: Request) -> Request:
+        """Hand a request that has room over to the dispatch thread."""
+        if self._loop.is_closing:
+            self._room.leave(request.cells)
+            raise self._loop.closed_error()
+        self._count("submitted")
+        self._loop.submit(request)
+        return request
+
+    def _try(self, request: Request) -> bool:
+        """Submit a request if there is room, without waiting; one that is too late ends."""
+        if time.perf_counter() >= request.deadline:
+            self._expired(request)
+            return True
+        if not self._room.enter(request.cells, 0.0):
+            return False
+        self._take(request)
+        return True
+
+    def _expired(self, request: Request) -> Request:
+        self._count("submitted")
+        self._count("expired")
+        request.is_expired = True
+        error = DeadlineError(
+            f"{self._engine.where}.submit: the deadline passed while the example waited for room, so it was "
+            f"not run."
+        )
+        settle(request, error=error)
+        return request
+
+    def _full(self, timeout: float | None) -> QueueFullError:
+        self._count("refused")
+        waited = f" for {timeout:g} s" if timeout else ""
+        return QueueFullError(
+            f"{self._engine.where}.submit: full{waited}; {self._room.pending} examples of {self._room.cells} "
+            f"cells are pending. Submit fewer at a time, or raise max_pending or max_pending_cells."
+        )
+
+    def _count(self, what: str) -> None:
+        with self._loop.lock:
+            self._loop.ledger.counts[what] += 1
+
+    def _trace_early(self, compiler: Compiler) -> None:
+        """Trace in the caller's thread where all is known, so that a refusal shows here."""
+        engine, fixed = self._engine, self._intake.fixed
+        if engine.grid is None or any(dim not in fixed for dim in engine.fixed_dims):
+            return
+        kind = self._intake.kind(engine.function.spec.dtypes(), None)
+        try:
+            compiler.make(kind, None)
+        except (MaskError, KeyTakenError):
+            raise
+        except Exception:  # with a dtype family the default may be the wrong one; it belongs to an example
+            return
+        if kind.traced is not None:
+            kind.is_open = True
+            kind.moves = kind.traced.moves
+
+
+def _most_cells(engine: Engine) -> float:
+    if engine.grid is None:
+        return math.inf
+    limits = engine.grid.limits
+    return _BATCHES_PENDING * Bucket(rows=engine.grid.rows_for(limits)[-1], **limits).cells
+
+
+def _device_of(shared: Shared) -> SharedDevice:
+    """Return the device that batches run on, the same one for all dispatchers that use it."""
+    placed = {device for array in shared.arrays if array.committed for device in array.devices()}
+    default = jax.config.jax_default_device or jax.local_devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
+    return shared_device(frozenset(placed) or frozenset([default]))
+
+
+_alive: "weakref.WeakSet[Loop]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open before the interpreter ends, so that every future ends too."""
+    loops = list(_alive)
+    for loop in loops:
+        loop.close(cancel_pending=True)
+    for loop in loops:
+        with contextlib.suppress(Exception):
+            loop.join()

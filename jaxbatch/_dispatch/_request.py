@@ -1,0 +1,118 @@
+"""One submitted example: the future that the caller holds, and what happened to it on its way."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+
+from .._grid import Bucket
+from .._lanes import Kind, Waiter
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestInfo:
+    """What happened to one example so far; times are in seconds.
+
+    Attributes:
+      state: "pending", "running", "done", "failed", "cancelled" or "expired".
+      lengths: of its ragged dims.
+      bucket: where it ran; None before that, here and below.
+      mates: how many other examples ran in the same batch.
+      queued: how long it waited for the device, for others before it, or for a program.
+      waited: how long it waited for mates while the device was free and the program was there.
+      ran: from its start, with the padding of its batch, to its result on the host.
+      total: from `submit` to its result.
+      attempts: how many batches it was in; more than one where a batch failed and was split.
+    """
+
+    state: str
+    lengths: dict[str, int]
+    bucket: Bucket | None = None
+    mates: int | None = None
+    queued: float | None = None
+    waited: float | None = None
+    ran: float | None = None
+    total: float | None = None
+    attempts: int = 0
+
+
+class Request(Future, Waiter):
+    """The future of one example; `info` says what happened to it.
+
+    Args:
+      leaves: the example's arrays, of the dispatcher's own.
+      lengths: of the kind's ragged dims.
+      cells: of the padded sizes.
+      on_cancel: called once if the future was cancelled before it ran.
+    """
+
+    def __init__(
+        self,
+        leaves: tuple[np.ndarray, ...],
+        lengths: tuple[int, ...],
+        kind: Kind,
+        sizes: tuple[int, ...],
+        cells: int,
+        arrival: float,
+        priority: float,
+        deadline: float,
+        on_cancel: Callable[["Request"], None],
+    ):
+        Future.__init__(self)
+        Waiter.__init__(self, kind, sizes, arrival, priority, deadline)
+        self.leaves = leaves
+        self.lengths = lengths
+        self.cells = cells
+        self.has_room = True  # it counts among what is pending
+        self.is_expired = False
+        self.attempts = 0
+        self.bucket: Bucket | None = None
+        self.mates = 0
+        self.begun: float | None = None
+        self.ended: float | None = None
+        self.waited = 0.0
+        self._on_cancel = on_cancel
+
+    def cancel(self) -> bool:
+        """Cancel the request if it does not run yet; then it never will."""
+        before = self.cancelled()
+        done = super().cancel()
+        if done and not before:
+            self._on_cancel(self)
+        return done
+
+    def begin(self, bucket: Bucket, num: int, now: float, free_since: float) -> None:
+        """Note that it runs now, with `num - 1` others; the device and its program are free since then."""
+        self.attempts += 1
+        self.bucket, self.mates = bucket, num - 1
+        if self.begun is None:
+            self.begun, self.waited = now, max(now - max(self.arrival, free_since), 0.0)
+
+    @property
+    def info(self) -> RequestInfo:
+        """What happened to this example so far."""
+        lengths = dict(zip(self.kind.dims, self.lengths, strict=True))
+        begun, ended = self.begun, self.ended
+        if begun is None:
+            return RequestInfo(self._what(), lengths)
+        return RequestInfo(
+            self._what(),
+            lengths,
+            self.bucket,
+            self.mates,
+            begun - self.arrival - self.waited,
+            self.waited,
+            None if ended is None else ended - begun,
+            None if ended is None else ended - self.arrival,
+            self.attempts,
+        )
+
+    def _what(self) -> str:
+        if self.cancelled():
+            return "cancelled"
+        if self.is_expired:
+            return "expired"
+        if self.done():
+            return "done" if self.exception() is None else "failed"
+        return "running" if self.running() else "pending"

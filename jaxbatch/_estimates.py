@@ -1,0 +1,91 @@
+"""What batches take and when a device will be free, as far as that is known. All times are float seconds."""
+
+import dataclasses
+import math
+from collections.abc import Hashable
+
+from ._costs import Costs
+from ._grid import Bucket
+from ._lanes import Kind
+
+_WEIGHT = 0.3  # of a new time in the running mean of a bucket's times
+
+
+@dataclasses.dataclass(eq=False)
+class Estimate:
+    """The seconds of a batch in one bucket: observed, else estimated; None before anything is known."""
+
+    seconds: float | None
+    observed: bool = False
+
+
+class Seconds:
+    """What batches take: costs that are given, replaced by what is observed.
+
+    Args:
+      costs: those measured beforehand, if any.
+    """
+
+    def __init__(self, costs: Costs):
+        self._costs = costs
+
+    def of(self, kind: Kind, bucket: Bucket) -> Estimate:
+        """Return the estimate of a bucket; the same object follows what is observed later."""
+        known = kind.estimates.get(bucket)
+        if known is None:
+            known = kind.estimates[bucket] = Estimate(self._guess(kind, bucket))
+        return known
+
+    def observe(self, kind: Kind, bucket: Bucket, seconds: float) -> None:
+        """Learn from a batch that took so long."""
+        estimate = self.of(kind, bucket)
+        if estimate.observed and estimate.seconds:
+            estimate.seconds += _WEIGHT * (seconds - estimate.seconds)
+            return
+        estimate.seconds, estimate.observed = max(seconds, 1e-9), True
+        for other, each in kind.estimates.items():
+            if not each.observed:
+                each.seconds = self._guess(kind, other)
+
+    def _guess(self, kind: Kind, bucket: Bucket) -> float | None:
+        if kind.is_passing:  # what was measured was measured in buckets of the grid
+            return None
+        own = {b: e.seconds for b, e in kind.estimates.items() if e.observed and e.seconds}
+        measured = {**self._costs.measured, **own}
+        return dataclasses.replace(self._costs, measured=measured).seconds(bucket)
+
+
+class Device:
+    """What is known of a device that runs one batch after another: what it has, and when it will be free."""
+
+    def __init__(self):
+        self._flights: dict[Hashable, tuple[float, float | None]] = {}
+        self._done = -math.inf
+        self.idle_since = -math.inf
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches it has."""
+        return len(self._flights)
+
+    def start(self, flight: Hashable, now: float, seconds: float | None) -> None:
+        """Note that a batch was given to it."""
+        self._flights[flight] = now, seconds
+
+    def finish(self, flight: Hashable, now: float) -> float:
+        """Note that a batch is done, and return how long the device was busy with it."""
+        started, _ = self._flights.pop(flight)
+        busy = now - max(started, self._done)
+        self._done = max(self._done, now)
+        if not self._flights:
+            self.idle_since = now
+        return max(busy, 0.0)
+
+    def free_at(self, now: float) -> float:
+        """Return when it will have run all it has: `now` if it is idle, `inf` if that is not known."""
+        free = -math.inf
+        for started, seconds in self._flights.values():
+            if seconds is None:
+                return math.inf
+            free = max(free, started, self._done) + seconds
+        return max(free, now)
