@@ -259,6 +259,11 @@ class Context:
             self._producers, self._line, self._env, self._known = outer
         return [read(v).data for v in jaxpr.outvars]
 
+    def apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded]) -> Sequence[Any]:
+        """Run one equation alone, outside of any jaxpr, and return its padded outputs."""
+        self._line, self._asking = _compat.source_line(eqn), eqn.primitive.name
+        return self._apply(eqn, operands)
+
     def _apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded]) -> Sequence[Any]:
         if not self._needs_rule(eqn):
             outs = self.bind(eqn, *(x.data for x in operands))
