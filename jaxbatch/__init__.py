@@ -6,6 +6,8 @@ from ._batched import batched as batched
 from ._batches import Batches as Batches
 from ._batches import batches as batches
 from ._costs import Costs as Costs
+from ._dispatch import Dispatcher as Dispatcher
+from ._dispatch import RequestInfo as RequestInfo
 from ._errors import ArtifactError as ArtifactError
 from ._errors import CompileMissError as CompileMissError
 from ._errors import DeadlineError as DeadlineError
@@ -26,3 +28,4 @@ from ._masking import mask as mask
 from ._padded_batch import PaddedBatch as PaddedBatch
 from ._spec import spec as spec
 from ._statistics import Statistics as Statistics
+from ._waits import DispatcherStatistics as DispatcherStatistics

@@ -21,6 +21,7 @@ from ._ahead import Ahead, Lengths
 from ._calls import Call, Policy
 from ._costs import Costs
 from ._disk_cache import DiskCache
+from ._dispatch import Dispatcher, Settings
 from ._engine import Engine
 from ._errors import MaskError, SpecError
 from ._executables import KeyTakenError
@@ -166,6 +167,53 @@ class Batched:
     def best_rows(self, *shared: Any, max_bytes: int | None = None) -> dict[tuple[int, ...], int]:
         """Measure, and return for each sizes the rows with the best throughput; see `Grid.tune`."""
         return self._ahead.best_rows(shared, max_bytes)
+
+    def dispatcher(
+        self,
+        *shared: Any,
+        max_delay: float = 2e-3,
+        max_pending: int = 4096,
+        max_pending_cells: int | None = None,
+        on_full: Literal["block", "raise"] = "block",
+        target_latency: float | None = None,
+        aging: float = 1.0,
+        in_flight: int = 2,
+    ) -> Dispatcher:
+        """Return an object that takes single examples from any thread, and gives a future for each.
+
+        Batches form by themselves: an idle device starts at once, unless waiting a moment for a mate is
+        expected to pay, and meanwhile others gather. Warm up first where the first requests must not wait for
+        a compile; what is missing is compiled in the background.
+
+        Args:
+          shared: the shared arguments, as in a call.
+          max_delay: the longest that an example waits for mates while the device is free and its bucket has a
+            program, in seconds.
+          max_pending: how many examples may be pending at once.
+          max_pending_cells: how many padded cells they may have together; by default as many as 16 of the
+            largest batches.
+          on_full: what `submit` does beyond that: "block" until there is room, or "raise" `QueueFullError`.
+          target_latency: seconds from `submit` to the result that batches should keep, by fewer rows if need
+            be, as long as nobody has waited longer already.
+          aging: how many seconds of waiting count as much as one step of priority.
+          in_flight: how many batches the device has at once, at most; others that are urgent wait for these.
+
+        Raises:
+          MaskError: padding would change the answer; nothing was run.
+
+        Example:
+          >>> import numpy as np, jaxbatch as jb
+          >>> run = jb.batched(lambda x: x / x.sum(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
+          >>> with run.dispatcher() as d:
+          ...     futures = [d.submit(x) for x in (np.ones(2), np.ones(4))]
+          >>> [future.result().tolist() for future in futures]
+          [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25]]
+        """
+        settings = Settings(
+            max_delay, max_pending, max_pending_cells, on_full, target_latency, aging, in_flight
+        )
+        flat = self._ahead.shared(shared)
+        return Dispatcher(self._engine, shared, flat, settings, oversize=self._oversize, frozen=self._frozen)
 
     def statistics(self) -> Statistics:
         """Return the counts so far, of all calls and threads; the snapshot does not change."""
