@@ -25,9 +25,7 @@ def claims(results: dict[str, Any]) -> list[Claim]:
     if results["stream"]:
         memory = results["stream"]["resident_bytes"]
         growth = memory[-1] / memory[len(memory) // 2] - 1
-        what = (
-            f"{results['stream']['examples']:,} examples through `run.map`: memory from the middle to the end"
-        )
+        what = f"{results['stream']['examples']:,} examples through `run.map`: memory in its second half"
         found.append((what, "flat", f"{growth:+.1%}", growth < 0.02))
     return found
 
