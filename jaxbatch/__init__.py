@@ -20,6 +20,8 @@ from ._errors import SpecError as SpecError
 from ._explanation import Explanation as Explanation
 from ._grid import Bucket as Bucket
 from ._grid import Grid as Grid
+from ._loaded import Loaded as Loaded
+from ._loaded import load as load
 from ._mask import CustomPadding as CustomPadding
 from ._mask import custom_padding as custom_padding
 from ._mask import register as register

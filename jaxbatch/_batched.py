@@ -16,14 +16,14 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from . import _closures, _report
+from . import _artifact, _closures, _report
 from ._ahead import Ahead, Lengths
 from ._calls import Call, Policy
 from ._costs import Costs
 from ._disk_cache import DiskCache
 from ._dispatch import Dispatcher, Settings
 from ._engine import Engine
-from ._errors import MaskError, SpecError
+from ._errors import ArtifactError, MaskError, SpecError
 from ._executables import KeyTakenError
 from ._explanation import Explanation
 from ._functions import function_name, function_of
@@ -171,12 +171,12 @@ class Batched:
     def dispatcher(
         self,
         *shared: Any,
-        max_delay: float = 2e-3,
+        max_delay: float | int = 2e-3,
         max_pending: int = 4096,
         max_pending_cells: int | None = None,
         on_full: Literal["block", "raise"] = "block",
-        target_latency: float | None = None,
-        aging: float = 1.0,
+        target_latency: float | int | None = None,
+        aging: float | int = 1.0,
         in_flight: int = 2,
     ) -> Dispatcher:
         """Return an object that takes single examples from any thread, and gives a future for each.
@@ -223,6 +223,45 @@ class Batched:
     def costs(self) -> Costs:
         """What a batch in each bucket costs, as measured so far; `to_json` saves it, `costs=` takes it."""
         return self._engine.costs
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *shared: Any,
+        platforms: Sequence[str] | None = None,
+        vjp_order: int = 0,
+        metadata: Mapping[str, Any] | None = None,
+        references: bool = True,
+    ) -> None:
+        """Write all that is needed to run this function elsewhere, without its code, to one file.
+
+        `jaxbatch.load` reads it. It holds the programs in a portable form, the arrays of the shared and
+        closed-over values once, the specs, the grid and the costs; no code and no pickle. Of several kinds of
+        examples (`Float` may be float32 or float16) it holds those that were run before, or the default one.
+        Shared values that are no arrays are part of the programs. An example larger than the grid is an error
+        for what is loaded, since a program of its own would need the code.
+
+        Args:
+          path: an existing file is replaced as a whole.
+          shared: the shared arguments, as in a call.
+          platforms: where it shall run: "cpu", "cuda", "rocm", "tpu"; None means where JAX runs now. No such
+            device is needed.
+          vjp_order: how often `loaded.masked` can be differentiated; each order adds a program.
+          metadata: JSON data of your own.
+          references: run the function, unpadded, on one or two made-up examples, for `jaxbatch verify` to
+            compare with. That compiles.
+
+        Raises:
+          ArtifactError: it cannot be exported: it calls back into Python, or gives objects of a class of its
+            own; or the grid or a size is not known yet.
+          MaskError: padding would change the answer, or the gradient.
+        """
+        policies = {"oversize": self._oversize, "frozen": self._frozen}
+        options = _artifact.Options(platforms, vjp_order, metadata, references)
+        try:
+            _artifact.save(path, self._engine, shared, self._ahead.shared(shared), policies, options)
+        except (ArtifactError, SpecError) as error:
+            raise error.with_context(f"{self._engine.where}.save")  # noqa: B904  (it is the same error)
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write what ran so far to one HTML file, with charts, that can be opened and passed on as it is.

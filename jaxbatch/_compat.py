@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import operator
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from jax import core
 from jax._src import config as _config
 from jax._src import source_info_util as _source_info
+from jax._src.export import _export
 from jax._src.export import shape_poly as _shape_poly
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
@@ -224,6 +226,17 @@ class _SymbolicIndex:
 # The gradient of a strided convolution pads by a symbolic amount, which the primitive takes and the check
 # in front of it, `operator.index(padding)`, does not (JAX 0.10 to 0.12).
 _convolution.operator = _SymbolicIndex()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
+
+
+# --- exported programs -----------------------------------------------------------------------------
+
+
+def unstable_calls(exported: Any) -> set[str]:
+    """Return what an exported program calls that JAX does not promise to keep, such as Python callbacks."""
+    text = exported.mlir_module()
+    targets = re.findall(r"custom_call @([\w.$]+|\"[^\"]*\")", text)
+    targets += re.findall(r'call_target_name = "([^"]*)"', text)
+    return {target.strip('"') for target in targets} - _export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
 
 
 # --- equality tests on symbolic sizes --------------------------------------------------------------

@@ -193,8 +193,7 @@ class Engine:
             # Some refusals depend on the size; what the largest bucket allows, all allow.
             assert self._grid is not None
             limits = self._grid.limits
-            largest = Bucket(rows=self._grid.rows_for(limits)[0], **limits)
-            jax.eval_shape(traced.run(largest), *traced.avals(largest))
+            traced.check(Bucket(rows=self._grid.rows_for(limits)[0], **limits))
             return self._registered(traced)
 
         try:
@@ -209,6 +208,10 @@ class Engine:
             )
             self._unmaskable = True
             return None
+
+    def traces(self) -> list[Traced]:
+        """Return all traces that were made and are kept."""
+        return [traced for _, traced in self._traces.items()]
 
     def exact(self, shared: Shared, dtypes: Sequence[np.dtype], lengths: Mapping[str, int]) -> Traced:
         """Return the trace at one example's own sizes, ragged and fixed; it raises what `f` raises."""

@@ -17,7 +17,6 @@ from jax import numpy as jnp
 
 from ._batch import Residuals
 from ._executables import Signature, SingleFlight
-from ._grid import Bucket
 from ._outputs import Outputs, derive
 from ._program import Bounds, Program, evaluate_shape, trace
 from ._shared import Shared
@@ -130,7 +129,7 @@ class SelfMasked(Traced):
     def counts(self, residuals: Residuals) -> Any:  # noqa: D102
         return residuals.lengths, np.int32(residuals.num)
 
-    def run(self, bucket: Bucket) -> Callable[..., Any]:  # noqa: D102
+    def run(self, bucket: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: D102
         program, _ = self._program(bucket)
 
         def run(counts: Any, consts: Any, shared: Any, examples: Any) -> Any:
@@ -138,7 +137,7 @@ class SelfMasked(Traced):
 
         return run
 
-    def consts(self, bucket: Bucket) -> list[jax.Array]:  # noqa: D102
+    def consts(self, bucket: Mapping[str, Any]) -> list[jax.Array]:  # noqa: D102
         return self._program(bucket)[1]
 
     def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:  # noqa: D102
@@ -149,7 +148,7 @@ class SelfMasked(Traced):
         env = {**named_lengths(self.dims, residuals), "rows": rows}
         return [evaluate_shape(shape, env) for shape in self.formulas]
 
-    def _program(self, bucket: Bucket) -> tuple[Program, list[jax.Array]]:
+    def _program(self, bucket: Mapping[str, Any]) -> tuple[Program, list[jax.Array]]:
         """Return the trace at a bucket's sizes, and what it closed over, on the device."""
 
         def make() -> tuple[Program, list[jax.Array]]:
@@ -158,7 +157,7 @@ class SelfMasked(Traced):
             self.outputs.check(program, sizes)
             return program, [self._copy(const) for const in program.consts]
 
-        return self._programs.get(bucket, make)[0]
+        return self._programs.get(tuple(bucket.items()), make)[0]
 
     def _copy(self, const: Any) -> jax.Array:
         """Return the only copy of a closed-over array on the device, whichever buckets use it."""

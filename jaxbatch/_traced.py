@@ -142,6 +142,10 @@ class Traced(abc.ABC):
         """Return the key of the program for a bucket that has rows."""
         return Key(self.signature, tuple(bucket.items()), exact=self.is_exact)
 
+    def check(self, bucket: Bucket) -> None:
+        """Raise `MaskError` if the program for a bucket cannot be exact; compiles nothing."""
+        jax.eval_shape(self.run(bucket), *self.avals(bucket))
+
     def build(self, bucket: Bucket, disk: DiskCache | None = None) -> Any:
         """Compile the program for a bucket, or find it on disk; see `compile_program`."""
         run = self.run(bucket)
@@ -182,11 +186,11 @@ class Traced(abc.ABC):
         """The traced function in words, closed-over arrays apart: equal text and signature, equal program."""
 
     @abc.abstractmethod
-    def run(self, bucket: Bucket) -> Callable[..., Any]:
+    def run(self, bucket: Mapping[str, Any]) -> Callable[..., Any]:
         """Return the function that a program is compiled from."""
 
     @abc.abstractmethod
-    def consts(self, bucket: Bucket) -> list[jax.Array]:
+    def consts(self, bucket: Mapping[str, Any]) -> list[jax.Array]:
         """Return the arrays that the function closed over, on the device."""
 
     @abc.abstractmethod
@@ -234,7 +238,7 @@ class PerExample(Traced):
     def text(self) -> str:  # noqa: D102
         return program_text(self.program)
 
-    def run(self, bucket: Bucket) -> Callable[..., Any]:  # noqa: D102
+    def run(self, bucket: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: D102
         sizes, floors = {}, {}
         for dim in self.dims:
             sizes[dim] = size = bucket[dim]
@@ -259,7 +263,7 @@ class PerExample(Traced):
 
         return run
 
-    def consts(self, bucket: Bucket) -> list[jax.Array]:  # noqa: D102
+    def consts(self, bucket: Mapping[str, Any]) -> list[jax.Array]:  # noqa: D102
         return self._consts
 
     @functools.cached_property

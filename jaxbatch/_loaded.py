@@ -1,0 +1,97 @@
+"""`load`: an artifact becomes the same object as `batched` gives, without the code that it was made from."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _artifact
+from ._batched import Batched
+from ._disk_cache import DiskCache
+from ._errors import ArtifactError
+
+
+class Loaded(Batched):
+    """What `load` returns: a `Batched` whose shared arguments are those that were saved.
+
+    Attributes:
+      masked: the function itself, `g(lengths, *padded)`, for use inside jit, vmap and grad.
+    """
+
+    def __init__(self, artifact: _artifact.Artifact, *, frozen: bool, disk: DiskCache | None):
+        super().__init__(
+            _artifact.StoredFunction.of(artifact),
+            artifact.grid,
+            oversize="error",
+            on_unmaskable="error",
+            frozen=frozen,
+            key=None,
+            costs=artifact.costs,
+            disk=disk,
+        )
+        self.masked = _artifact.StoredMask(artifact)
+        self._artifact = artifact
+
+    @property
+    def vjp_order(self) -> int:
+        """How often `masked` can be differentiated."""
+        return self._artifact.vjp_order
+
+    @property
+    def platforms(self) -> Sequence[str]:
+        """Where its programs can run, as `jax.export` names platforms."""
+        return tuple(self._artifact.manifest["platforms"])
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the user gave to `save`."""
+        return self._artifact.manifest["metadata"]
+
+    def save(self, path: str | os.PathLike[str], *shared: Any, **options: Any) -> None:
+        """Refuse: what was loaded is a file already."""
+        raise ArtifactError(f"{self._artifact.path} is an artifact already; copy the file.")
+
+    def __repr__(self) -> str:
+        return f"<jaxbatch.load({self._artifact.path!r}): {self._artifact.spec!r}, {self.grid}>"
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    frozen: bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Loaded:
+    """Return what `Batched.save` wrote, ready to be called with examples alone.
+
+    Nothing in the file is run but the computation that it describes: it holds no code and no pickle, and its
+    programs may not call anything outside. Every part is compared with its digest.
+
+    Args:
+      path: of the file.
+      frozen: as in `batched`; None takes what was saved.
+      cache_dir: as in `batched`: programs that are there are neither traced nor compiled.
+
+    Raises:
+      ArtifactError: the file is damaged, foreign, from another time, or not made for this machine. It says
+        what was found, what was needed, and what to do.
+      OSError: there is no such file.
+
+    Example:
+      >>> import numpy as np, jaxbatch as jb, os, tempfile
+      >>> run = jb.batched(lambda x: x / x.sum(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     run.save(os.path.join(folder, "normalise.jbx"))
+      ...     loaded = jb.load(os.path.join(folder, "normalise.jbx"))
+      >>> [y.tolist() for y in loaded([np.ones(2), np.ones(4)])]
+      [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25]]
+    """
+    where = "jaxbatch.load"
+    try:
+        disk = None if cache_dir is None else DiskCache(cache_dir)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    try:
+        artifact = _artifact.load(path)
+    except ArtifactError as error:
+        raise error.with_context(where)  # noqa: B904  (it is the same error)
+    saved = artifact.manifest["policies"].get("frozen") is True
+    return Loaded(artifact, frozen=saved if frozen is None else frozen, disk=disk)
