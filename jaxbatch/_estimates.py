@@ -62,6 +62,7 @@ class Device:
         self._flights: dict[Hashable, tuple[float, float | None]] = {}
         self._done = -math.inf
         self.idle_since = -math.inf
+        self.last_seconds = 0.0  # what the latest batch was expected to take; 0.0 if that was not known
 
     @property
     def in_flight(self) -> int:
@@ -71,6 +72,7 @@ class Device:
     def start(self, flight: Hashable, now: float, seconds: float | None) -> None:
         """Note that a batch was given to it."""
         self._flights[flight] = now, seconds
+        self.last_seconds = seconds or 0.0
 
     def finish(self, flight: Hashable, now: float) -> float:
         """Note that a batch is done, and return how long the device was busy with it."""

@@ -68,7 +68,7 @@ class Waiter:
     kind: Kind
     sizes: tuple[int, ...]
     arrival: float
-    priority: float
+    priority: float | int
     deadline: float
     gone: bool
 
@@ -77,7 +77,7 @@ class Waiter:
         kind: Kind,
         sizes: tuple[int, ...],
         arrival: float,
-        priority: float = 0,
+        priority: float | int = 0,
         deadline: float = math.inf,
     ):
         self.kind = kind
@@ -101,7 +101,7 @@ class Lane:
       last_arrival: the latest arrival.
     """
 
-    def __init__(self, kind: Kind, sizes: tuple[int, ...], rows: tuple[int, ...], aging: float):
+    def __init__(self, kind: Kind, sizes: tuple[int, ...], rows: tuple[int, ...], aging: float | int):
         self.kind = kind
         self.sizes = sizes
         self.rows = rows

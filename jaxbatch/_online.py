@@ -8,7 +8,8 @@ The policy in short. An idle device starts at once, unless another example is ex
 together makes the sum of latencies smaller (`worth_waiting`); it waits for `max_delay` at most. A busy device
 is given another batch only if that is full, or if the device will be free in a moment: meanwhile batches
 fill by themselves, the more so the higher the load. Among lanes the higher priority comes first, aged by
-waiting, then who would miss a deadline, then who has the most examples for each second of the device.
+waiting, then who would miss a deadline, then who has many examples for each second of the device and has
+waited for long.
 """
 
 import dataclasses
@@ -24,6 +25,8 @@ _OVERHEAD = 1e-4  # seconds that each batch costs the host, whatever it holds
 _CLOSE = 0.97  # of two batches whose examples per second differ less than this, the shorter is taken
 _FULL = 0.9  # a batch that runs as many examples per second as this part of the best does counts as full
 _BETTER = 1.1  # by how much a new program must be faster than those that exist
+_LEAD = 1e-3  # how long before the device is free the next batch is prepared, in seconds,
+_LEAD_SHARE = 0.1  # or this part of the batch before, whichever is longer
 _SLACK = 2e-3  # how long before a deadline an example stops to wait for mates
 
 
@@ -41,9 +44,9 @@ class Rules:
       compiles: whether programs that are missing may be asked for, where others could do.
     """
 
-    max_delay: float = 2e-3
-    target_latency: float | None = None
-    aging: float = 1.0
+    max_delay: float | int = 2e-3
+    target_latency: float | int | None = None
+    aging: float | int = 1.0
     in_flight: int = 2
     patient: bool = True
     compiles: bool = True
@@ -201,10 +204,10 @@ class Planner:
         batches: list[Batch] = []
         wanted: list[tuple[Kind, Bucket]] = []
         wake = min((lane.deadline for lane in self._active), default=math.inf)
-        free, in_flight = self.device.free_at(now), self.device.in_flight
+        free, in_flight, last = self.device.free_at(now), self.device.in_flight, self.device.last_seconds
         while self._active and in_flight < self.rules.in_flight:
             candidates = [c for lane in self._active if (c := self._candidate(lane, now, free, wanted))]
-            soon = free - self._lead(now, free)
+            soon = free - max(_LEAD, _LEAD_SHARE * last)
             if in_flight and now < soon:  # the device is busy for longer: only what need not grow
                 wake = min(wake, soon)
                 candidates = [c for c in candidates if c.full]
@@ -215,7 +218,8 @@ class Planner:
             batch = self._batch(self._first(ready, now))
             batches.append(batch)
             in_flight += 1
-            free = math.inf if batch.seconds is None else max(free, now) + batch.seconds
+            last = batch.seconds or 0.0
+            free = math.inf if batch.seconds is None else max(free, now) + last
         if in_flight >= self.rules.in_flight:
             for lane in self._active:
                 self._want(lane, lane.count, None, wanted)
@@ -290,8 +294,11 @@ class Planner:
         longest = max(candidate.option.seconds for candidate in ready)
 
         def order(candidate: _Candidate) -> tuple[float, bool, float]:
-            level = math.floor((now - candidate.lane.rank) / self.rules.aging)
-            return level, candidate.lane.deadline < now + longest, candidate.option.rate(candidate.num)
+            lane, option = candidate.lane, candidate.option
+            level = (now - lane.rank) // self.rules.aging
+            # Of equal rates the one that waits for longer; squared, so that large examples get their turn.
+            merit = option.rate(candidate.num) * (now - lane.oldest + longest) ** 2
+            return level, lane.deadline < now + longest, merit
 
         return max(ready, key=order)
 
@@ -310,10 +317,6 @@ class Planner:
                 self._settle(first)
                 others = [other for other in others if other.count]
         return Batch(lane.kind, bucket, tuple(waiters), candidate.option.estimate.seconds)
-
-    def _lead(self, now: float, free: float) -> float:
-        """Return how long before the device is free the next batch is prepared."""
-        return max(1e-3, 0.1 * (free - now)) if free < math.inf else 0.0
 
     def _settle(self, lane: Lane) -> None:
         if not lane.count:

@@ -38,12 +38,12 @@ _BATCHES_PENDING = 16
 class Settings:
     """How a dispatcher works; times are float seconds. `Batched.dispatcher` explains each."""
 
-    max_delay: float = 2e-3
+    max_delay: float | int = 2e-3
     max_pending: int = 4096
     max_pending_cells: int | None = None
     on_full: OnFull = "block"
-    target_latency: float | None = None
-    aging: float = 1.0
+    target_latency: float | int | None = None
+    aging: float | int = 1.0
     in_flight: int = 2
 
     def __post_init__(self):
@@ -117,10 +117,10 @@ class Dispatcher:
     def submit(
         self,
         *example: Any,
-        priority: float = 0,
-        deadline: float | None = None,
+        priority: float | int = 0,
+        deadline: float | int | None = None,
         on_full: OnFull | None = None,
-        timeout: float | None = None,
+        timeout: float | int | None = None,
     ) -> Request:
         """Take one example and return the future of its result.
 
@@ -158,7 +158,9 @@ class Dispatcher:
             raise self._full(timeout)
         return self._take(request)
 
-    def __call__(self, *example: Any, priority: float = 0, deadline: float | None = None) -> Awaitable[Any]:
+    def __call__(
+        self, *example: Any, priority: float | int = 0, deadline: float | int | None = None
+    ) -> Awaitable[Any]:
         """Submit one example and return what `await` waits for: its result.
 
         For coroutines: nothing here blocks the event loop. Where the dispatcher is full, it is awaited until
@@ -218,7 +220,7 @@ class Dispatcher:
     # --- between ---
 
     def _request(
-        self, example: tuple[Any, ...], priority: float, deadline: float | None, arrival: float
+        self, example: tuple[Any, ...], priority: float | int, deadline: float | int | None, arrival: float
     ) -> Request:
         if self._loop.is_closing:
             raise self._loop.closed_error()
@@ -267,7 +269,7 @@ class Dispatcher:
         settle(request, error=error)
         return request
 
-    def _full(self, timeout: float | None) -> QueueFullError:
+    def _full(self, timeout: float | int | None) -> QueueFullError:
         self._count("refused")
         waited = f" for {timeout:g} s" if timeout else ""
         return QueueFullError(
@@ -296,7 +298,7 @@ class Dispatcher:
             kind.moves = kind.traced.moves
 
 
-def _most_cells(engine: Engine) -> float:
+def _most_cells(engine: Engine) -> float | int:
     if engine.grid is None:
         return math.inf
     limits = engine.grid.limits

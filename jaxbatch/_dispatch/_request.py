@@ -55,7 +55,7 @@ class Request(Future, Waiter):
         sizes: tuple[int, ...],
         cells: int,
         arrival: float,
-        priority: float,
+        priority: float | int,
         deadline: float,
         on_cancel: Callable[["Request"], None],
     ):

@@ -13,7 +13,7 @@ class Room:
     An example larger than the bound in cells has room when nothing else is pending.
     """
 
-    def __init__(self, max_pending: int, max_cells: float):
+    def __init__(self, max_pending: int, max_cells: float | int):
         self._max_pending = max_pending
         self._max_cells = max_cells
         self._condition = threading.Condition(threading.Lock())
@@ -23,7 +23,7 @@ class Room:
         self.pending = 0
         self.cells = 0
 
-    def enter(self, cells: int, timeout: float | None) -> bool:
+    def enter(self, cells: int, timeout: float | int | None) -> bool:
         """Take room for an example, waiting for at most `timeout` seconds; None waits without end.
 
         Returns:
