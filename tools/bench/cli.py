@@ -6,6 +6,7 @@ import datetime
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,55 +34,63 @@ def main() -> int:
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: BENCHMARKS.md, unless --quick")
     parser.add_argument("--data", type=Path, metavar="FILE", help="numbers; default: docs/benchmarks.json")
     parser.add_argument("--render", action="store_true", help="write the report again from the numbers")
+    parser.add_argument("--add", action="store_true", help="keep earlier numbers that are not measured anew")
     options = parser.parse_args()
     root = Path(__file__).resolve().parents[2]
     output = options.output or (None if options.quick else root / "BENCHMARKS.md")
     data = options.data or (None if options.quick else root / "docs" / "benchmarks.json")
 
+    def save(results: dict[str, Any]) -> None:
+        if data:
+            data.write_text(json.dumps(results, default=dataclasses.asdict, indent=1) + "\n")
+        if output:
+            output.write_text(report.write(results, plots.write(results, output.parent / "docs")))
+
+    earlier = load(data) if (options.render or options.add) and data and data.exists() else None
     if options.render:
-        if data is None or not data.exists():
+        if earlier is None:
             parser.error("--render needs --data, the numbers of an earlier run")
-        results = load(data)
+        results = earlier
     else:
         if unknown := set(options.workloads.split(",")) - set(WORKLOADS):
             parser.error(f"no workload is called {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
-        results = run(options)
-        if data:
-            data.write_text(json.dumps(results, default=dataclasses.asdict, indent=1) + "\n")
-    charts = plots.write(results, (output or Path()).parent / "docs") if output else []
-    text = report.write(results, charts)
-    output.write_text(text) if output else print(text)
+        results = run(options, earlier, save)
+    save(results)
+    if not output:
+        print(report.write(results, []))
     failed = [r.name for table in results["tables"] for r in table.systems if r.skipped.startswith("failed")]
     return 1 if failed else 0
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the tables, and return all numbers."""
-    tables, only, start = [], [part for part in options.only.split(",") if part], time.perf_counter()
+def run(
+    options: argparse.Namespace, earlier: dict[str, Any] | None, save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Run the tables, saving after each, and return all numbers; they replace those of `earlier`."""
+    results: dict[str, Any] = earlier or {"minutes": 0.0, "tables": [], "stream": None}
+    results |= {"date": datetime.date.today().isoformat(), "machine": machine()}
+    only = options.only.split(",") if options.only else []
+    before, start = results["minutes"], time.perf_counter()
+
+    def keep(**news: Any) -> None:
+        results.update(news, minutes=before + (time.perf_counter() - start) / 60)
+        save(results)
+
     for name in options.workloads.split(","):
         workload = WORKLOADS[name](options.examples or (QUICK[name] if options.quick else None))
         expected = reference(workload, say)
         for products in options.products.split(","):
             if products == "float32" or workload.unit == "tokens":
-                tables.append(
-                    measure(
-                        workload,
-                        products,
-                        expected,
-                        budget=options.budget,
-                        rounds=options.rounds or (1 if options.quick else 5),
-                        only=only,
-                        say=say,
-                    )
+                rounds = options.rounds or (1 if options.quick else 5)
+                table = measure(
+                    workload, products, expected, budget=options.budget, rounds=rounds, only=only, say=say
                 )
+                others = [t for t in results["tables"] if (t.workload, t.products) != (name, products)]
+                keep(tables=[*others, table])
     num = (2000 if options.quick else 100_000) if options.stream is None else options.stream
-    return {
-        "date": datetime.date.today().isoformat(),
-        "minutes": (time.perf_counter() - start) / 60,
-        "machine": machine(),
-        "tables": tables,
-        "stream": stream.measure(num) if num else None,
-    }
+    if num:
+        say(f"a stream of {num:,} texts")
+        keep(stream=stream.measure(num))
+    return results
 
 
 def load(file: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _table(table: Table) -> str:
     lines = [
         f"## {table.workload}, {table.products}",
         "",
-        f"{table.about[0].upper()}{table.about[1:]}: {cells}; {table.rounds} rounds{budget}. Ratios are to "
+        f"{table.about[0].upper()}{table.about[1:]}: {cells}; rounds: {table.rounds}{budget}. Ratios are to "
         f"{BASELINE[table.unit]}, above 1 where the system is faster.",
         "",
         f"| system | thousand {table.unit}/s | ratio | largest difference | padding | programs | compile s "
