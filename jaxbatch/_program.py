@@ -156,8 +156,11 @@ def _trace_once(
     f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, name: str, derived: bool
 ) -> Program:
     def refuse(test: str, line: str, difference: Any) -> None:
+        if derived and not line:
+            return  # JAX's own test, in a derivative that `_primal` has replaced
+        where = line or "a derivative of JAX's own"
         raise SizeTestError(
-            f"{name}: {line} depends on {test}, which differs between examples, so one program cannot serve "
+            f"{name}: {where} depends on {test}, which differs between examples, so one program cannot serve "
             f"them all. Compute it with jnp.where, or declare the dim as a fixed size.",
             difference,
         )

@@ -16,7 +16,7 @@ import jaxbatch as jb
 
 _rng = np.random.default_rng(2)
 TABLE = _rng.standard_normal((8, 4)).astype(np.float32)
-KERNEL = _rng.standard_normal((3, 4, 4)).astype(np.float32)
+KERNEL: Any = _rng.standard_normal((3, 4, 4)).astype(np.float32)
 DIMS = ("NWC", "WIO", "NWC")
 WINDOW = lax.ScatterDimensionNumbers((0, 1), (), (0,))
 
@@ -28,6 +28,12 @@ def write(scatter, t, x, i, mode):
 
 def pool(x, op=lax.max, init=-np.inf):
     return lax.reduce_window(x, np.float32(init), op, (3, 1), (2, 1), "SAME")
+
+
+def half_pool(x, op=lax.add, init: Any = 0, padding: Any = "SAME", window_strides=(1, 1), **steps):
+    """Windows of half the length."""
+    window = ((x.shape[0] + 1) // 2, 1)
+    return lax.reduce_window(x, np.asarray(init, x.dtype), op, window, window_strides, padding, **steps)
 
 
 def tangent(f, x):
@@ -259,6 +265,42 @@ WINDOWS = {
     "extreme pools": Case(
         lambda x: (pool(x), pool(x, lax.min, np.inf), pool(x, lax.add, 0)), lengths=(1, 2, 5, 7, 8)
     ),
+    # At its allocated size such a window would see valid cells that it must not.
+    "windows of a ragged size": Case(
+        lambda x: (
+            half_pool(x),
+            half_pool(x, lax.max, -np.inf, "VALID", window_strides=(2, 1)),
+            half_pool(x, lax.min, np.inf, ((3, 1), (0, 0)), window_dilation=(2, 1)),
+            half_pool(x, lax.mul, 1, base_dilation=(3, 1)),
+            half_pool(x > 0, lax.bitwise_or, np.False_),
+            half_pool(x > 0, lax.bitwise_and, np.True_),
+        ),
+        lengths=(1, 2, 3, 4, 5, 7, 8),
+        grad=False,
+    ),
+    "the gradient of windows of a ragged size": Case(
+        lambda x: (half_pool(x), half_pool(x, padding="VALID", window_strides=(2, 1))), lengths=(1, 5, 8)
+    ),
+    "windows of two ragged sizes": Case(
+        lambda x: lax.reduce_window(x, -np.inf, lax.max, x.shape, (1, 2), "SAME"),
+        ["n, m"],
+        lengths=(1, 2, 5, 8),
+        grad=False,
+    ),
+    "no window of a ragged size": Case(
+        lambda t, x: lax.reduce_window(
+            t, 0.0, lax.add, ((x.shape[0] + 1) // 2, 1), (1, 1), ((0, -8), (0, 0))
+        ),
+        shared=(TABLE,),
+        grad=False,
+    ),
+    "windows of the whole axis": Case(
+        lambda x: (
+            lax.reduce_window(x, -np.inf, lax.max, (x.shape[0], 2), (1, 1), "VALID"),
+            lax.reduce_window(x, 0.0, lax.add, (x.shape[0], 1), (1, 1), "VALID"),
+            tangent(lambda v: lax.reduce_window(v, np.inf, lax.min, (v.shape[0], 1), (1, 1), "VALID"), x),
+        )
+    ),
     "pools of all negative and all positive": Case(
         lambda x: (pool(-jnp.abs(x) - 1), pool(jnp.abs(x) + 1, lax.min, np.inf)), lengths=(1, 2, 5, 7, 8)
     ),
@@ -346,6 +388,9 @@ ORDER = {
 }
 
 LINALG = {
+    "the gradient of a determinant of one cell": Case(
+        lambda x: jnp.linalg.det(x @ x.T * 0.1 + jnp.eye(x.shape[0])), lengths=(8, 1, 5), tolerance=1e-4
+    ),
     "LU of a tall matrix": Case(
         lambda x: lax.linalg.lu(x), lengths=(1, 2, 4, 5, 8), grad=False, tolerance=1e-4
     ),
@@ -428,6 +473,10 @@ def ones(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 
 
+def max_of_half(x: Any) -> Any:
+    return half_pool(x, lax.max, -np.inf).sum()
+
+
 REFUSALS = {
     "fft": (lambda x: jnp.fft.fft(x, axis=0), "fft"),
     "eigh": (lambda x: jnp.linalg.eigh(x @ x.T), "eigh"),
@@ -462,6 +511,29 @@ REFUSALS = {
         ),
         "many windows of ragged size",
     ),
+    "a stride by a size": (lambda x: lax.slice(x, (0, 0), x.shape, (x.shape[0] // 3 + 1, 1)), "stride that"),
+    "a dilation by a size": (lambda x: lax.pad(x, 0.0, ((0, 0, x.shape[0]), (0, 0, 0))), "dilation that"),
+    "windows a size apart": (lambda x: half_pool(x, window_strides=(x.shape[0] // 3 + 1, 1)), "a stride or"),
+    "windows dilated by a size": (lambda x: half_pool(x, window_dilation=(x.shape[0], 1)), "a stride or"),
+    "a pool dilated by a size": (lambda x: half_pool(x, base_dilation=(x.shape[0], 1)), "a stride or"),
+    "kernels a size apart": (
+        lambda x: lax.conv_general_dilated(
+            x[None], KERNEL, (x.shape[0] // 3 + 1,), "VALID", dimension_numbers=DIMS
+        ),
+        "a stride or",
+    ),
+    "a kernel dilated by a size": (
+        lambda x: conv(x[None], KERNEL, rhs_dilation=(x.shape[0],)),
+        "a stride or",
+    ),
+    "a convolution dilated by a size": (
+        lambda x: lax.conv_general_dilated(
+            x[None], KERNEL, (1,), ((0, 0),), lhs_dilation=(x.shape[0],), dimension_numbers=DIMS
+        ),
+        "a stride or",
+    ),
+    "the largest of a ragged window": (lambda x: jax.grad(max_of_half)(x), "that slides"),
+    "the slope of a ragged window": (lambda x: tangent(max_of_half, x), "that slides"),
     "features in groups": (
         lambda x: conv(jnp.concatenate([x, x]).T[None], jnp.ones((3, x.shape[0], 4)), feature_group_count=2),
         "splits a ragged feature axis",

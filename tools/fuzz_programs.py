@@ -48,22 +48,19 @@ def work(first: int, num: int, share: float, show: bool) -> None:
         program = programs.generate(seed, program_ops.OPS, untraceable)
         gradients = int(seed * share) != int((seed + 1) * share)  # spread evenly over the seeds
         verdict = program_check.check(program, gradients=gradients)
+        common = {
+            "gradients": gradients,
+            "untraceable": untraceable,
+            "ops": Counter(step.op for step in program.steps),
+        }
         if verdict.failed:
+            _say({"failed": seed, **common, "listing": program.listing(), **vars(verdict)})
             faulthandler.dump_traceback_later(HANG, exit=True)
             program = program_shrink.shrink(program, program_check.same_failure(verdict, gradients))
             verdict = program_check.check(program, gradients=gradients)
         faulthandler.cancel_dump_traceback_later()
         reported = verdict.failed or verdict.status == "unsure" or show
-        _say(
-            {
-                "end": seed,
-                "gradients": gradients,
-                "untraceable": untraceable,
-                "ops": Counter(step.op for step in program.steps),
-                "listing": program.listing() if reported else "",
-                **vars(verdict),
-            }
-        )
+        _say({"end": seed, **common, "listing": program.listing() if reported else "", **vars(verdict)})
         if seed % SEEDS_PER_CACHE == 0:
             jax.clear_caches()
 
@@ -167,11 +164,13 @@ def _run_worker(first: int, num: int, share: float, show: bool, results: "queue.
     assert worker.stdout is not None and worker.stderr is not None
     reader = threading.Thread(target=lambda: errors.extend(worker.stderr or ()), name="stderr", daemon=True)
     reader.start()
-    done, begun = 0, None
+    done, begun, failed = 0, None, None
     for line in worker.stdout:
         message = json.loads(line)
         if "begin" in message:
-            begun = message["begin"]
+            begun, failed = message["begin"], None
+        elif "failed" in message:
+            failed = message | {"end": message["failed"]}  # should making it smaller take too long
         else:
             done, begun = done + 1, None
             results.put(message)
@@ -183,7 +182,7 @@ def _run_worker(first: int, num: int, share: float, show: bool, results: "queue.
     if begun is None or (worker.returncode > 0 and "Timeout (" not in trace):
         results.put(RuntimeError(f"a worker failed at seed {begun}:\n{trace[-3000:]}"))
         return num
-    results.put(lost(begun, trace))
+    results.put(failed or lost(begun, trace))
     return done + 1
 
 

@@ -16,7 +16,7 @@ from jax.extend import core as jex_core
 
 from .. import _compat
 from .._program import Dim, Shape
-from ._context import Context, Padded, select
+from ._context import Context, Padded, mentions_dims, select
 from ._registry import define
 
 # --- one axis at a time ----------------------------------------------------------------------------
@@ -72,6 +72,8 @@ def _rev(ctx: Context, eqn: Any, x: Padded) -> Any:
 def _slice(ctx: Context, eqn: Any, x: Padded) -> Any:
     out = eqn.outvars[0].aval.shape
     strides = eqn.params["strides"] or (1,) * len(out)
+    if mentions_dims(strides):
+        ctx.refuse(eqn, "has a stride that depends on a size.")
     data = x.data
     for axis, (start, stride) in enumerate(zip(eqn.params["start_indices"], strides, strict=True)):
         data = window(ctx, data, axis, start, out[axis], stride)
@@ -107,6 +109,8 @@ def _concatenate(ctx: Context, eqn: Any, *xs: Padded) -> Any:
 def _pad(ctx: Context, eqn: Any, x: Padded, value: Padded) -> Any:
     data, out = x.data, eqn.outvars[0].aval.shape
     for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+        if _compat.is_symbolic(interior):
+            ctx.refuse(eqn, "has a dilation that depends on a size.")
         reaches_past = _compat.is_symbolic(high) or high > 0
         if reaches_past:  # cells right of the valid part become part of the result
             data = ctx.fill(Padded(data, _with(x.shape, axis, data)), [axis], value.data)

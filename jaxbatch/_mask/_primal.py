@@ -2,8 +2,9 @@
 
 Some of JAX's own derivative rules need a constant size: running products, maxima and log-sums (through
 `associative_scan`) and products along an axis. Where a program is about to be differentiated these are
-computed by a `lax.scan` instead, which is the same function and has a derivative at any size. And a gather
-gets a mode under which its gradient goes back to the place that it read.
+computed by a `lax.scan` instead, which is the same function and has a derivative at any size. A gather
+gets a mode under which its gradient goes back to the place that it read, and a determinant a derivative that
+holds at size 1.
 """
 
 import functools
@@ -35,6 +36,8 @@ def _apply(eqn: Any, args: list[Any]) -> Sequence[Any]:
         return jax.checkpoint(lambda *xs: evaluate(jaxpr, consts, xs), **options)(*args)
     if eqn.primitive is size_switch_p:
         return _switch(eqn, args)
+    if name == "custom_jvp_call" and _is_determinant(eqn):
+        return [_determinant(eqn, *args)]
     replacement = _replacements.get(name)
     if replacement is not None and mentions_dims(eqn.invars[0].aval.shape):
         return [replacement(eqn, *args)]
@@ -88,6 +91,34 @@ def _switch(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
 
     call.defvjp(lambda operands: (call(operands), operands), backward, **_compat.DEFVJP_OPTIONS)
     return call(list(operands))
+
+
+def _is_determinant(eqn: Any) -> bool:
+    """Tell whether a call is JAX's own `det` of a matrix of symbolic size."""
+    jaxpr, _ = _compat.open_jaxpr(eqn.params["call_jaxpr"])
+    made = jaxpr.debug_info.func_src_info.replace("\\", "/")
+    return made.startswith("_det at ") and "/jax/_src/" in made and mentions_dims(eqn.invars[0].aval.shape)
+
+
+def _determinant(eqn: Any, a: Any) -> Any:
+    """Return a determinant whose derivative holds at size 1 too, for which JAX has another formula."""
+
+    @jax.custom_jvp
+    def det(a: Any) -> Any:
+        return _compat.bind(eqn, [a])[0]
+
+    @det.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (a,), (tangent,) = primals, tangents
+        size = a.shape[-1]
+        single = jnp.asarray(size) == 1
+        # At size 1 the formula for minors divides by what is not there: it gets a matrix of its own.
+        larger = jnp.where(single, jnp.eye(size, dtype=a.dtype), a)
+        out, slope = jax.jvp(lambda x: _compat.bind(eqn, [x])[0], (larger,), (tangent,))
+        trace = jnp.trace(tangent, axis1=-2, axis2=-1)
+        return jnp.where(single, a[..., 0, 0], out), jnp.where(single, trace, slope)
+
+    return det(a)
 
 
 def _running(combine: Callable[[Any, Any], Any], identity: Identity) -> Callable[..., Any]:

@@ -6,17 +6,24 @@ stride splits it by the input size), which moves the alignment of every window; 
 shifted to the true left padding first, since no mask could repair that.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
 
 from .. import _compat
 from .._program import Dim
-from ._context import Context, Padded
+from ._context import Context, Padded, mentions_dims
 from ._layout import fit, pad_axis, positions, take
 from ._reduce import Identity, all_ones, highest, lowest, one, zero
 from ._registry import define
 
 Config = list[tuple[int, int]]
+
+_RAGGED_STEP = "has a stride or a dilation that depends on a size."
 
 
 def _dilated(size: Dim, dilation: int) -> Dim:
@@ -75,6 +82,8 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
     dims = params["dimension_numbers"]
     lhs_batch, lhs_feature, *lhs_axes = dims.lhs_spec
     _, rhs_feature, *rhs_axes = dims.rhs_spec
+    if mentions_dims((params["window_strides"], params["lhs_dilation"], params["rhs_dilation"])):
+        ctx.refuse(eqn, _RAGGED_STEP)
     if params["feature_group_count"] != 1 and lhs.ragged([lhs_feature]):
         ctx.refuse(eqn, "splits a ragged feature axis into groups.")
     if params["batch_group_count"] != 1 and lhs.ragged([lhs_batch]):
@@ -105,31 +114,71 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
 # --- pooling ---------------------------------------------------------------------------------------
 
 
-def defwindow(name: str, identity: Identity) -> None:
-    """Register a windowed reduction whose padding may hold `identity`."""
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What a window does with its cells: associative, commutative, and with an identity."""
+
+    combine: Callable[[Any, Any], Any]
+    identity: Identity
+
+
+_operations = {
+    "add": Operation(lax.add, zero),
+    "mul": Operation(lax.mul, one),
+    "max": Operation(lax.max, lowest),
+    "min": Operation(lax.min, highest),
+    "and": Operation(lax.bitwise_and, all_ones),
+    "or": Operation(lax.bitwise_or, zero),
+}
+
+
+def defwindow(name: str, operation: Operation) -> None:
+    """Register a windowed reduction whose padding may hold the operation's identity."""
 
     def reduce_window(ctx: Context, eqn: Any, x: Padded) -> Any:
-        value = identity(x.dtype)
-        data, overrides = _aligned_window(ctx, eqn, x, ctx.fill(x, range(len(x.shape)), value), value)
-        return ctx.bind(eqn, data, **overrides)
+        return _pool(ctx, eqn, x, operation)
 
-    define(name, "window", identity=identity)(reduce_window)
+    define(name, "window", identity=operation.identity)(reduce_window)
 
 
-defwindow("reduce_window_sum", zero)
-defwindow("reduce_window_max", lowest)
-defwindow("reduce_window_min", highest)
+defwindow("reduce_window_sum", _operations["add"])
+defwindow("reduce_window_max", _operations["max"])
+defwindow("reduce_window_min", _operations["min"])
 
 
-def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) -> tuple[Any, dict[str, Any]]:
-    params, axes = eqn.params, range(len(x.shape))
+@define("reduce_window", "window", status="conditional", note="the operation is add, mul, max, min, and, or")
+def _reduce_window(ctx: Context, eqn: Any, *xs: Padded) -> Any:
+    operands, inits = xs[: len(xs) // 2], xs[len(xs) // 2 :]
+    body, _ = _compat.open_jaxpr(eqn.params["jaxpr"])
+    operation = None
+    if len(operands) == 1 and len(body.eqns) == 1:
+        (only,) = body.eqns
+        plain = set(only.invars) == set(body.invars) and only.outvars == body.outvars
+        operation = _operations.get(only.primitive.name) if plain else None
+    if operation is None:
+        ctx.refuse(eqn, "slides an operation whose identity is not known.")
+    return _pool(ctx, eqn, operands[0], operation, *(i.data for i in inits))
+
+
+def _pool(ctx: Context, eqn: Any, x: Padded, operation: Operation, *inits: Any) -> Any:
+    value = operation.identity(x.dtype)
+    data, growing = ctx.fill(x, range(len(x.shape)), value), _growing(ctx, eqn, x)
+    for axis in growing:
+        data = _slide(ctx, eqn, data, axis, operation)
+    rest = eqn.replace(params=_without(eqn.params, growing))
+    data, overrides = _aligned_window(ctx, rest, data, value)
+    return ctx.bind(rest, data, *inits, **overrides)
+
+
+def _aligned_window(ctx: Context, eqn: Any, data: Any, value: Any) -> tuple[Any, dict[str, Any]]:
+    params = eqn.params
     window = [
         _dilated(w, d) for w, d in zip(params["window_dimensions"], params["window_dilation"], strict=True)
     ]
     data, padding, dilation = align(
         ctx,
         data,
-        axes,
+        range(data.ndim),
         params["padding"],
         params["base_dilation"],
         ctx.shape(window),
@@ -140,39 +189,65 @@ def _aligned_window(ctx: Context, eqn: Any, x: Padded, data: Any, value: Any) ->
     return data, {"padding": tuple(padding), "base_dilation": dilation}
 
 
-@define("reduce_window", "window", status="conditional", note="the operation is add, mul, max, min, and, or")
-def _reduce_window(ctx: Context, eqn: Any, *xs: Padded) -> Any:
-    operands, inits = xs[: len(xs) // 2], xs[len(xs) // 2 :]
-    body, _ = _compat.open_jaxpr(eqn.params["jaxpr"])
-    identity = None
-    if len(operands) == 1 and len(body.eqns) == 1:
-        (only,) = body.eqns
-        plain = set(only.invars) == set(body.invars) and only.outvars == body.outvars
-        identity = _identities.get(only.primitive.name) if plain else None
-    if identity is None:
-        ctx.refuse(eqn, "slides an operation whose identity is not known.")
-    (x,) = operands
-    value = identity(x.dtype)
-    data, overrides = _aligned_window(ctx, eqn, x, ctx.fill(x, range(len(x.shape)), value), value)
-    return ctx.bind(eqn, data, *(i.data for i in inits), **overrides)
+# --- windows of ragged size ------------------------------------------------------------------------
 
 
-_identities: dict[str, Identity] = {
-    "add": zero,
-    "mul": one,
-    "max": lowest,
-    "min": highest,
-    "and": all_ones,
-    "or": zero,
-}
+def _growing(ctx: Context, eqn: Any, x: Padded) -> list[int]:
+    """Return the axes along which a window of allocated size would see more valid cells than a true one."""
+    params, ones = eqn.params, (1,) * len(x.shape)
+    steps, dilation = (params.get(name, ones) for name in ("window_dilation", "base_dilation"))
+    if mentions_dims((params["window_strides"], steps, dilation)):
+        ctx.refuse(eqn, _RAGGED_STEP)
+    growing = []
+    for axis, (size, (low, _)) in enumerate(zip(params["window_dimensions"], params["padding"], strict=True)):
+        # A window grows at its end. Past all cells there from the first place on, it sees padding alone.
+        past = size * steps[axis] - low - _dilated(x.shape[axis], dilation[axis])
+        if _compat.is_symbolic(size) and not ctx.always(past, 0):
+            growing.append(axis)
+    return growing
+
+
+def _slide(ctx: Context, eqn: Any, data: Any, axis: int, operation: Operation) -> Any:
+    """Combine windows of ragged size along one axis: blocks of 1, 2, 4 ... cells add up to the true size."""
+    names = ("window_dimensions", "window_dilation", "window_strides", "base_dilation", "padding")
+    size, step, stride, dilation, (low, _) = (eqn.params[name][axis] for name in names)
+    num, most = ctx.size(eqn.outvars[0].aval.shape[axis]), ctx.size(size)
+    if _compat.is_symbolic(most):
+        ctx.refuse(eqn, "slides a window of ragged size, which needs a program for each bucket.")
+    if num == 0:
+        return fit(data, axis, 0)
+    value, span = operation.identity(data.dtype), (num - 1) * stride + 1
+    block = pad_axis(ctx, data, value, axis, low, dilation - 1, span + (most - 1) * step)
+    length, done = ctx.length(size), np.int32(0)
+    out = lax.full_like(lax.slice_in_dim(block, 0, span, axis=axis), value)
+    for bit in range(most.bit_length()):
+        cells, taken = 1 << bit, (length >> bit) % 2 == 1
+        part = lax.dynamic_slice_in_dim(block, done * step, span, axis)
+        out = jnp.where(taken, operation.combine(out, part), out)
+        done = done + jnp.where(taken, cells, 0)
+        after = [(-cells * step, cells * step, 0) if a == axis else (0, 0, 0) for a in range(data.ndim)]
+        block = operation.combine(block, lax.pad(block, value, after))
+    return lax.slice_in_dim(out, 0, span, stride, axis)
+
+
+def _without(params: dict[str, Any], axes: Sequence[int]) -> dict[str, Any]:
+    """Return the parameters of a window that is one cell long along some axes."""
+    ones: dict[str, Any] = dict.fromkeys(("window_dimensions", "window_strides"), 1)
+    ones |= {"window_dilation": 1, "base_dilation": 1, "padding": (0, 0)}
+    return params | {
+        name: tuple(single if axis in axes else own for axis, own in enumerate(params[name]))
+        for name, single in ones.items()
+    }
+
+
+# --- the derivatives of pooling --------------------------------------------------------------------
 
 
 @define("select_and_gather_add", "window", identity=zero)
 def _select_and_gather_add(ctx: Context, eqn: Any, tangents: Padded, x: Padded) -> Any:
     every, chosen = range(len(x.shape)), _never_selected(ctx, eqn, x)
-    operand, overrides = _aligned_window(ctx, eqn, x, ctx.fill(x, every, chosen), chosen)
-    zeros = zero(tangents.dtype)
-    data, _ = _aligned_window(ctx, eqn, tangents, ctx.fill(tangents, every, 0), zeros)
+    operand, overrides = _aligned_window(ctx, eqn, ctx.fill(x, every, chosen), chosen)
+    data, _ = _aligned_window(ctx, eqn, ctx.fill(tangents, every, 0), zero(tangents.dtype))
     return ctx.bind(eqn, data, operand, **overrides)
 
 
@@ -202,6 +277,8 @@ def _select_and_scatter_add(ctx: Context, eqn: Any, source: Padded, x: Padded) -
 
 def _never_selected(ctx: Context, eqn: Any, x: Padded) -> Any:
     """Return what a max or min pool passes over, by the comparison that selects."""
+    if _growing(ctx, eqn, x):
+        ctx.refuse(eqn, "selects from a window of ragged size that slides.")
     name = eqn.params["select_prim"].name
     if name not in ("ge", "le"):
         ctx.refuse(eqn, f"selects by `{name}`.")

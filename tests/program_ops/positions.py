@@ -220,7 +220,7 @@ def _conv1d(d: Draw) -> Any:
     groups = features if d.rng.random() < 0.2 else 1
     kernel = f"K({d.number()}, {width}, {features // groups}, {out * groups})"
     if d.rng.random() < 0.4:
-        kernel += " * jnp.cos({0}.mean())"
+        kernel += " * jnp.cos({0}.sum() / 9)"  # of no cells too: XLA does not say what NaN times padding is
     spatial = padding(d, 1, -1)
     explicit = spatial.startswith("(")
     left = "{0}[None]" if x.rank == 2 else "{0}"
@@ -277,19 +277,23 @@ def _conv_features(d: Draw) -> Any:
 @op("pool", 4)
 def _pool(d: Draw) -> Any:
     x = d.pick((1, 2, 3))
-    window = tuple(d.choice([1, 2, 3]) for _ in range(x.rank))
+    window: list[Any] = [d.choice([1, 2, 3]) for _ in range(x.rank)]
+    if d.rng.random() < 0.2:
+        axis = d.axis(x)
+        window[axis] = f"{{0}}.shape[{axis}]" if d.rng.random() < 0.3 else f"({{0}}.shape[{axis}] + 1) // 2"
     strides = tuple(d.choice([1, 1, 2, 3]) for _ in range(x.rank))
+    most = [w - 1 if isinstance(w, int) else 2 for w in window]
     pads = d.choice(
         [
             "'SAME'",
             "'SAME'",
             "'VALID'",
-            f"({', '.join(f'({d.rng.randint(0, w - 1)}, {d.rng.randint(0, w - 1)})' for w in window)},)",
+            f"({', '.join(f'({d.rng.randint(0, m)}, {d.rng.randint(0, m)})' for m in most)},)",
         ]
     )
     options = f", window_dilation={tuple(d.choice([1, 2]) for _ in window)}" if d.rng.random() < 0.15 else ""
     which = d.choice(["-jnp.inf, lax.max", "jnp.inf, lax.min", "0.0, lax.add", "1.0, lax.mul"])
-    code = f"lax.reduce_window({{0}}, F({which.split(',')[0]}), {which.split(', ')[1]}, {window}, {strides}, {pads}{options})"
+    code = f"lax.reduce_window({{0}}, F({which.split(',')[0]}), {which.split(', ')[1]}, ({', '.join(map(str, window))},), {strides}, {pads}{options})"
     if "lax.m" in which:
         return f"jnp.clip({code}, -3, 3)", [x]
     if d.rng.random() < 0.5:  # an average that leaves the padding out of its count
