@@ -27,6 +27,8 @@ from ._mask import custom_padding as custom_padding
 from ._mask import register as register
 from ._masking import MaskedFunction as MaskedFunction
 from ._masking import mask as mask
+from ._packing import PackedFunction as PackedFunction
+from ._packing import pack as pack
 from ._padded_batch import PaddedBatch as PaddedBatch
 from ._spec import spec as spec
 from ._statistics import Statistics as Statistics
