@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS_PER_WORKER = 400
 SEEDS_PER_CACHE = 40  # programs between two times of forgetting what is compiled
-HANG = 90.0  # seconds that one program may take; and then its shrinking
+HANG = 300.0  # seconds that one program may take, on a machine with other work; and then its shrinking
 
 
 # --- a worker: seeds in, one JSON line each out ------------------------------------------------------
