@@ -5,6 +5,7 @@ compiles outside the lock; others that want the same key wait for it alone, and 
 for nothing. A failed compile is reported to all who waited and is not remembered.
 """
 
+import collections
 import dataclasses
 import logging
 import re
@@ -254,7 +255,7 @@ class Executables:
         self._name = name
         self._store = store
         self._lock = threading.Lock()
-        self._statistics = CompileStatistics()
+        self._counts: collections.Counter[str] = collections.Counter()  # by field of `CompileStatistics`
 
     def get(self, key: Key, build: Callable[[], Any], *, frozen: bool = False) -> Any:
         """Return the program for `key`; a missing one is compiled by `build`, or refused when frozen.
@@ -299,13 +300,13 @@ class Executables:
 
     def statistics(self) -> CompileStatistics:
         """Return the counts so far; the snapshot does not change."""
-        return self._statistics
-
-    def _count(self, **more: int | float) -> None:
         with self._lock:
-            old = self._statistics
-            new = {name: getattr(old, name) + number for name, number in more.items()}
-            self._statistics = dataclasses.replace(old, **new)
+            return CompileStatistics(**self._counts)
+
+    def _count(self, **more: Any) -> None:
+        with self._lock:
+            for name, number in more.items():
+                self._counts[name] += number
 
     def _nearest(self, key: Key) -> str:
         """Say what distinguishes a key from the most similar one that has a program."""

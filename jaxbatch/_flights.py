@@ -67,7 +67,9 @@ def fetch(flight: Flight) -> tuple[list[Any], BatchTimes]:
     arrays = [np.asarray(output) for output in flight.outputs]
     fetched = time.perf_counter()
     rows = unstack(arrays, flight.residuals, flight.traced.out_shapes(flight.residuals))
-    results = list(map(flight.traced.out_tree.unflatten, rows))
+    tree = flight.traced.out_tree
+    single = jax.tree_util.treedef_is_leaf(tree)  # nearly always, and then there is nothing to put together
+    results = [leaves[0] for leaves in rows] if single else list(map(tree.unflatten, rows))
     delivered = time.perf_counter()
     times = BatchTimes(flight.begun, flight.padded, flight.started, waited, fetched, delivered, ready)
     return results, times
