@@ -55,11 +55,14 @@ class Batched:
         key: Hashable,
         costs: Costs | None,
         disk: DiskCache | None = None,
+        streams: int = 1,
     ):
         self._function = function
         self._oversize = oversize
         self._frozen = frozen
-        self._engine = Engine(function, grid, on_unmaskable=on_unmaskable, key=key, costs=costs, disk=disk)
+        self._engine = Engine(
+            function, grid, on_unmaskable=on_unmaskable, key=key, costs=costs, disk=disk, streams=streams
+        )
         names = argument_names(function.f, len(function.per_example))
         self._shared_names = [n for n, one in zip(names, function.per_example, strict=True) if not one]
         self._ahead = Ahead(self._engine, self._shared_names, oversize)
@@ -405,6 +408,7 @@ def batched(
     per_example: bool = True,
     mask_arg: str | None = None,
     costs: Costs | None = None,
+    streams: int = 1,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Batched:
     """Turn a function of one example at its exact size into one of many examples of many sizes.
@@ -434,6 +438,8 @@ def batched(
         across rows. Every output needs a leading axis of rows, and its valid part first on every other axis.
       mask_arg: the parameter of `f` that gets the masks, if it is not called `mask`. With one ragged dim it
         gets the array bool [rows, size] itself, as models with an `attention_mask` take it.
+      streams: how many batches of a call run at the same time, each started by a thread of its own. On a CPU
+        of several cores 2 is often faster; a GPU runs one program after another, so leave it at 1 there.
       costs: what batches cost, measured by another run of the same function on such a device: batches are
         then planned by seconds from the start. None plans by cells until `warm_up` has measured.
       cache_dir: a folder, of the user's own, that keeps compiled programs: a later process traces and lowers
@@ -462,6 +468,8 @@ def batched(
         raise TypeError(f"{where}: grid={grid!r}; use jaxbatch.Grid(n=(16, 512)).")
     if not isinstance(key, Hashable):
         raise TypeError(f"{where}: key={key!r} has no hash; use a string or a tuple of strings.")
+    if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
+        raise ValueError(f"{where}: streams={streams!r}; it is a number of threads, 1 or more.")
     if per_example and mask_arg is not None:
         raise ValueError(f"{where}: mask_arg={mask_arg!r} is for functions that mask themselves.")
     try:
@@ -485,6 +493,7 @@ def batched(
         key=key,
         costs=costs,
         disk=disk,
+        streams=streams,
     )
     run._trace_early()
     return run

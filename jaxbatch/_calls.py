@@ -68,6 +68,7 @@ class Call:
             engine.executables,
             engine.recorder,
             self._shared.arrays,
+            engine.streams,
             frozen=policy.frozen,
             on_failure=self._on_failure,
             on_delivered=on_delivered,

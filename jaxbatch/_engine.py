@@ -17,6 +17,7 @@ from ._costs import Costs
 from ._disk_cache import DiskCache
 from ._errors import MaskError
 from ._executables import Executables, Leaf, Signature, SingleFlight, store_for
+from ._flights import Streams
 from ._grid import Bucket, Grid
 from ._plan import Means
 from ._shared import Shared
@@ -35,6 +36,7 @@ class Engine:
       key: see `batched`.
       costs: what is known of costs already.
       disk: where compiled programs are kept for other processes.
+      streams: how many batches run at the same time.
 
     Attributes:
       dims: the ragged dims; columns of all arrays of lengths are in this order.
@@ -50,6 +52,7 @@ class Engine:
         key: Hashable,
         costs: Costs | None = None,
         disk: DiskCache | None = None,
+        streams: int = 1,
     ):
         self.function = function
         self.dims = function.spec.dims if grid is None else grid.dims
@@ -64,6 +67,7 @@ class Engine:
         self._traces = SingleFlight()
         self._on_unmaskable = on_unmaskable
         self._unmaskable = False
+        self.streams = Streams(streams)
         self._costs = costs or Costs()
         self._lock = threading.Lock()
         self._means: tuple[Any, frozenset[Bucket], Costs] | None = None

@@ -15,13 +15,13 @@ import numpy as np
 
 from ._errors import CompileMissError, MaskError
 from ._executables import Executables
-from ._flights import Flight, fetch, start
+from ._flights import Flight, Streams, fetch, start
 from ._grid import Bucket
 from ._statistics import Recorder
 from ._traced import Traced
 
 IN_FLIGHT = 3
-"""Batches started and not yet fetched; more hide no more time and hold more memory."""
+"""Batches started and not yet fetched, of one stream; more hide no more time and hold more memory."""
 
 
 @dataclasses.dataclass
@@ -60,6 +60,7 @@ class Pipeline:
 
     Args:
       shared: the shared leaves, on the device.
+      streams: what runs programs.
       on_failure: called with the error of a batch; it raises, or returns so that the batch's examples get it.
       on_delivered: called with each batch that has its results or errors.
     """
@@ -69,6 +70,7 @@ class Pipeline:
         executables: Executables,
         recorder: Recorder,
         shared: Sequence[Any],
+        streams: Streams,
         *,
         frozen: bool,
         on_failure: Callable[[Exception], None],
@@ -77,6 +79,8 @@ class Pipeline:
         self._executables = executables
         self._recorder = recorder
         self._shared = list(shared)
+        self._streams = streams
+        self._most = IN_FLIGHT + streams.num - 1
         self._frozen = frozen
         self._on_failure = on_failure
         self._on_delivered = on_delivered
@@ -92,14 +96,15 @@ class Pipeline:
                 lambda: work.traced.build(work.bucket, self._executables.disk),
                 frozen=self._frozen,
             )
-            flight = start(program, work.traced, work.bucket, work.examples, work.lengths, self._shared)
+            examples, lengths = work.examples, work.lengths
+            flight = start(program, work.traced, work.bucket, examples, lengths, self._shared, self._streams)
         except (MaskError, CompileMissError):
             raise
         except Exception as error:
             self._fail(work, error)
             return
         self._flights.append((work, flight))
-        while len(self._flights) > IN_FLIGHT:
+        while len(self._flights) > self._most:
             self._fetch()
 
     def finish(self, window: Window) -> None:
