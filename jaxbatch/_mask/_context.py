@@ -74,7 +74,7 @@ class Context:
 
     Attributes:
       lengths: the valid length of each ragged dim, int32 scalars (traced).
-      sizes: the allocated size of each ragged dim, ints.
+      sizes: the allocated size of each ragged dim: ints, or symbolic where one program serves all buckets.
       floors: the smallest length each ragged dim can have, where it is known to be above 1.
       active: None, or a traced bool that is False where the surrounding loop has already ended for this
         example; data-dependent loops must not start there, since what they would read is padding.
@@ -85,10 +85,10 @@ class Context:
     def __init__(
         self,
         lengths: Mapping[str, Any],
-        sizes: Mapping[str, int],
+        sizes: Mapping[str, Dim],
         *,
         name: str = "the function",
-        floors: Mapping[str, int] | None = None,
+        floors: Mapping[str, Dim] | None = None,
         active: Any = None,
     ):
         self.lengths = lengths
@@ -105,7 +105,7 @@ class Context:
         self._known: dict[Any, Facts] = {}
         self._left: list[Facts] = []  # what the outputs of the latest run are known to hold
 
-    def at(self, lengths: Mapping[str, Any], sizes: Mapping[str, int], active: Any) -> "Context":
+    def at(self, lengths: Mapping[str, Any], sizes: Mapping[str, Dim], active: Any) -> "Context":
         """Return the context of a part that is live only where `active`, at sizes and lengths of its own."""
         both = active if self.active is None else self.active & active
         inner = Context(lengths, sizes, name=self.name, floors=self.floors, active=both)
@@ -120,11 +120,11 @@ class Context:
 
     # --- sizes and lengths ---
 
-    def size(self, dim: Dim) -> int:
+    def size(self, dim: Dim) -> Dim:
         """Return what to allocate for a dimension: the largest value it takes up to this bucket's sizes."""
         return self._allocation.size(dim) if _compat.is_symbolic(dim) else int(dim)
 
-    def shape(self, shape: Sequence[Dim]) -> tuple[int, ...]:
+    def shape(self, shape: Sequence[Dim]) -> Shape:
         """Return the allocated shape for a true shape."""
         return tuple(self.size(dim) for dim in shape)
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from .. import _compat
+from .._program import Shape
 from ._context import Context, Padded, has_inner_loop, select
 from ._layout import fit
 from ._registry import define
@@ -79,7 +80,7 @@ def _scan(ctx: Context, eqn: Any, *xs: Padded) -> Any:
         return new, ys
 
     steps = (lax.iota(np.int32, size), items)
-    carry, ys = lax.scan(body, init, steps, length=size, reverse=params["reverse"], unroll=params["unroll"])
+    carry, ys = lax.scan(body, init, steps, reverse=params["reverse"], unroll=params["unroll"])
     return [*carry, *ys]
 
 
@@ -141,7 +142,7 @@ def _size_switch(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     return results
 
 
-def _fitted(values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+def _fitted(values: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
     """Crop or extend arrays at the end of each axis."""
     fitted = []
     for value, shape in zip(values, shapes, strict=True):

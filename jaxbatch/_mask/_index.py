@@ -27,7 +27,7 @@ def _limit(ctx: Context, dim: Dim, size: Dim) -> Any:
     return ctx.length(dim - size)
 
 
-def _room(ctx: Context, dim: Dim, size: Dim) -> int:
+def _room(ctx: Context, dim: Dim, size: Dim) -> Dim:
     """Return how much longer an axis must be allocated so that no valid window is clamped.
 
     A window of allocated size K may start anywhere up to the true limit, so S >= limit + K must hold.

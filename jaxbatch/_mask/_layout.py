@@ -22,7 +22,7 @@ from ._registry import define
 # --- one axis at a time ----------------------------------------------------------------------------
 
 
-def positions(size: int) -> Any:
+def positions(size: Dim) -> Any:
     """Return 0 .. size - 1 as int32."""
     return lax.iota(np.int32, size)
 
@@ -32,7 +32,7 @@ def take(data: Any, indices: Any, axis: int) -> Any:
     return jnp.take(data, indices, axis=axis, mode="clip")
 
 
-def fit(data: Any, axis: int, size: int) -> Any:
+def fit(data: Any, axis: int, size: Dim) -> Any:
     """Crop or extend the end of an axis to `size`; what is added is padding."""
     have = data.shape[axis]
     if have == size:
@@ -125,10 +125,10 @@ def _with(shape: Shape, axis: int, data: Any) -> Shape:
     )
 
 
-def pad_axis(ctx: Context, data: Any, value: Any, axis: int, low: Dim, interior: int, size: int) -> Any:
+def pad_axis(ctx: Context, data: Any, value: Any, axis: int, low: Dim, interior: int, size: Dim) -> Any:
     """Dilate an axis, shift it by the true `low`, and return `size` cells of it."""
 
-    def config(lo: int, hi: int) -> list[tuple[int, int, int]]:
+    def config(lo: Dim, hi: Dim) -> list[tuple[Dim, Dim, int]]:
         return [(lo, hi, interior) if a == axis else (0, 0, 0) for a in range(data.ndim)]
 
     value = lax.convert_element_type(value, data.dtype)

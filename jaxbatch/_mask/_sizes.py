@@ -27,12 +27,12 @@ class Allocation:
       name: the user's function, for messages.
     """
 
-    def __init__(self, sizes: Mapping[str, int], name: str):
+    def __init__(self, sizes: Mapping[str, Dim], name: str):
         self._sizes = sizes
         self._name = name
         self.size = functools.cache(self._size)
 
-    def _size(self, dim: Dim) -> int:
+    def _size(self, dim: Dim) -> Dim:
         """Return the largest value that a formula takes up to the bucket's sizes."""
         direction = _direction(dim)
         if direction >= 0:

@@ -15,12 +15,12 @@ import numpy as np
 from jax import numpy as jnp
 
 from .. import _compat
-from .._program import Program, trace
+from .._program import Dim, Program, trace
 from ._context import Context, Fill, Padded
 from ._primal import evaluate
 
 Lengths = Mapping[str, Any]
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, Dim]
 
 
 class Masked:
@@ -90,7 +90,7 @@ class Masked:
         return clean[: self._num_clean] + outs[self._num_clean :]
 
     @functools.cache  # noqa: B019  (a program has few buckets, and they live as long as it does)
-    def _differentiable(self, sizes: tuple[tuple[str, int], ...], floors: tuple[tuple[str, int], ...]) -> Any:
+    def _differentiable(self, sizes: tuple[tuple[str, Dim], ...], floors: tuple[tuple[str, Dim], ...]) -> Any:
         """Return the run at fixed sizes as a function with the masked vjp as its differentiation rule."""
         named, least = dict(sizes), dict(floors)
 

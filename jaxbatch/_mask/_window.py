@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
+from jax import core, lax
 from jax import numpy as jnp
 
 from .. import _compat
@@ -21,7 +21,7 @@ from ._layout import fit, pad_axis, positions, take
 from ._reduce import Identity, all_ones, highest, lowest, one, zero
 from ._registry import define
 
-Config = list[tuple[int, int]]
+Config = list[tuple[Dim, Dim]]
 
 _RAGGED_STEP = "has a stride or a dilation that depends on a size."
 
@@ -36,11 +36,11 @@ def align(
     axes: Sequence[int],
     padding: Sequence[tuple[Dim, Dim]],
     dilation: Sequence[int],
-    window: Sequence[int],
+    window: Sequence[Dim],
     strides: Sequence[int],
-    out: Sequence[int],
+    out: Sequence[Dim],
     value: Any,
-) -> tuple[Any, Config, tuple[int, ...]]:
+) -> tuple[Any, Config, tuple[Dim, ...]]:
     """Prepare spatial axes so that every valid window sits where the unpadded program puts it.
 
     Args:
@@ -61,12 +61,12 @@ def align(
         low, step = padding[k][0], dilation[k]
         reach = (out[k] - 1) * strides[k] + window[k] if out[k] > 0 else 0
         if _compat.is_symbolic(low):
-            data = pad_axis(ctx, data, value, axis, low, step - 1, max(reach, 1))
+            data = pad_axis(ctx, data, value, axis, low, step - 1, core.max_dim(reach, 1))
             low, step = 0, 1
         if out[k] == 0:
             reach = window[k] - 1  # no room for a single window
         high = reach - low - _dilated(data.shape[axis], step)
-        if -strides[k] < high < 0:
+        if not _compat.is_symbolic(high) and -strides[k] < high < 0:
             high = 0  # cells that no window reaches
         config.append((low, high))
         remaining.append(step)
