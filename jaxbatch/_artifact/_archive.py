@@ -40,14 +40,14 @@ class Writer:
         self._archive = archive
         self.parts: dict[str, dict[str, Any]] = {}
 
-    def add(self, name: str, write: Callable[[Any], None]) -> None:
-        """Add a part, whose bytes `write` writes to the file that it is given."""
+    def add(self, name: str, make: Callable[[Callable[[Any], None]], Any]) -> None:
+        """Add a part, whose bytes `make` hands, in pieces, to the function that it is given."""
         assert _NAME.fullmatch(name), name
         info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # the same content, the same bytes
         info.external_attr = 0o644 << 16
         with self._archive.open(info, "w", force_zip64=True) as file:
             hashed = _Hashed(file)
-            write(hashed)
+            make(hashed.write)
         self.parts[name] = {"size": hashed.size, "sha256": hashed.digest.hexdigest()}
 
 

@@ -8,6 +8,7 @@ they are stored once, however many programs there are.
 import dataclasses
 import functools
 import itertools
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from .._traced import Function, PerExample, Traced
 from ._parts import Outputs, Program, Special
 
 _MAX_EMPTY_DIMS = 3  # with more dims, examples with empty ones have no programs: there are too many kinds
+
+_log = logging.getLogger("jaxbatch")
 
 Add = Callable[[bytes], str]
 """Adds a part and returns its name."""
@@ -82,10 +85,12 @@ class Exporter:
             attempts.insert(0, self._for_all)
         for attempt in attempts:
             try:
-                made = [self._export(traced, sizes, self.vjp_order) for sizes in attempt()]
+                used = [sizes for sizes in attempt() if not _always_fails(traced, sizes)]
+                made = [self._export(traced, sizes, self.vjp_order) for sizes in used]
             except Exception as error:
                 if attempt is attempts[-1] or _is_final(error):
                     raise _refusal(error) from error
+                _log.info("%s: %s is not possible: %r", traced.name, attempt.__name__, error)
                 continue
             return tuple(self._added(*each) for each in made)
         raise AssertionError("the last attempt returns or raises")
@@ -229,6 +234,17 @@ class _Sizes(dict[str, Any]):
 @functools.lru_cache(64)  # a masked program remembers its sizes, and two of one name must be the same ones
 def _symbols(tops: tuple[tuple[str, int], ...]) -> dict[str, Any]:
     return symbolic_dims({name: (1, top) for name, top in tops})
+
+
+def _always_fails(traced: Traced, sizes: Mapping[str, Any]) -> bool:
+    """Tell whether the function itself raises at all lengths up to these sizes."""
+    return any(
+        all(
+            low <= 1 and isinstance(sizes[dim], int) and sizes[dim] <= high
+            for dim, (low, high) in bounds.items()
+        )
+        for bounds in traced.failures
+    )
 
 
 def _key_impl(array: Any) -> str | None:

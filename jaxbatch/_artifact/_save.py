@@ -120,7 +120,7 @@ def save(
         }
         manifest["sha256"] = manifest_digest(json.loads(json.dumps(manifest)))
         text = json.dumps(manifest, indent=1)
-        archive.add(MANIFEST, lambda file: file.write(text.encode()))
+        archive.add(MANIFEST, lambda write: write(text.encode()))
 
 
 def version() -> str:
@@ -200,7 +200,7 @@ def _variant(exporter: Exporter, traced: Traced) -> Variant:
 def _add_program(archive: Writer, data: bytes) -> str:
     num = sum(name.startswith("program-") for name in archive.parts)
     name = f"program-{num}.bin"
-    archive.add(name, lambda file: file.write(data))
+    archive.add(name, lambda write: write(data))
     return name
 
 
@@ -212,7 +212,7 @@ def _add_weights(archive: Writer, weights: Weights) -> list[Weight]:
             key, array = str(jax.random.key_impl(array)), jax.random.key_data(array)
         described.append(Weight(name, np.dtype(array.dtype).name, tuple(array.shape), key))
         arrays[name] = array
-    archive.add(WEIGHTS, lambda file: write_tensors(file, arrays))
+    archive.add(WEIGHTS, lambda write: write_tensors(write, arrays))
     return described
 
 
@@ -283,4 +283,4 @@ def _add_references(archive: Writer, references: Sequence[Reference]) -> None:
         for side, column in zip(("in", "out"), reference, strict=True)
         for j, array in enumerate(column)
     }
-    archive.add(REFERENCES, lambda file: write_tensors(file, arrays))
+    archive.add(REFERENCES, lambda write: write_tensors(write, arrays))

@@ -6,8 +6,8 @@ their bytes (U8); the manifest has the true dtype and shape of every array.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (it tells NumPy of bfloat16 and its like)
 import numpy as np
@@ -32,8 +32,8 @@ _NAMES = {
 }
 
 
-def write_tensors(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
-    """Write arrays; device arrays are fetched one at a time."""
+def write_tensors(write: Callable[[Any], Any], arrays: Mapping[str, Any]) -> None:
+    """Write arrays, piece by piece; device arrays are fetched one at a time."""
     # Wide dtypes first, so that every array begins at a multiple of its item size.
     names = sorted(arrays, key=lambda name: -np.dtype(arrays[name].dtype).itemsize)
     header: dict[str, Any] = {}
@@ -50,10 +50,10 @@ def write_tensors(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
+    write(len(text).to_bytes(8, "little") + text)
     for name in names:
         array = np.ascontiguousarray(np.asarray(arrays[name]))
-        file.write(array.reshape(-1).view(np.uint8).data)
+        write(array.reshape(-1).view(np.uint8).data)
 
 
 def read_tensors(data: bytes, expected: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
