@@ -9,6 +9,7 @@ Claim = tuple[str, str, str, bool | None]
 """What, the aim, what was measured, and whether it was met."""
 
 FITTED = "jaxbatch, 20 fitted sizes"
+FASTEST = f"{FITTED}, two at a time"
 LADDERS = {
     "powers of two": "jaxbatch, powers of two",
     "10 fitted sizes": "jaxbatch, 10 fitted sizes",
@@ -52,10 +53,9 @@ def _of_texts(table: Table) -> list[Claim]:
         ("ONNX Runtime, token budget", 0.97),
         ("CTranslate2, token batches", 1 / 1.2),
     ):
-        if ratio := faster(fitted, find(table, name)):
-            found.append(
-                (f"{where}: 20 fitted sizes against {name}", f"{aim:.2f}", str(ratio), ratio.median >= aim)
-            )
+        if ratio := faster(find(table, FASTEST), find(table, name)):
+            what = f"{where}: 20 fitted sizes, two at a time, against {name}"
+            found.append((what, f"{aim:.2f}", str(ratio), ratio.median >= aim))
     if ratio := faster(fitted, find(table, "JAX, one by one")):
         what = f"{where}: 20 fitted sizes against one by one, in every round"
         found.append((what, "above 1", str(ratio), ratio.low > 1))

@@ -49,6 +49,7 @@ TEXT = (
     Entry("jaxbatch, 10 fitted sizes", "with_jaxbatch:Jaxbatch", (10,), BOTH),
     Entry("jaxbatch, 20 fitted sizes", "with_jaxbatch:Jaxbatch", (20,), BOTH),
     Entry("jaxbatch, 20 fitted sizes, measured", "with_jaxbatch:Jaxbatch", (20, True)),
+    Entry("jaxbatch, 20 fitted sizes, two at a time", "with_jaxbatch:Jaxbatch", (20, False, 2), BOTH),
     Entry("JAX by hand, powers of two", "by_hand:ByHand", (None,), BOTH),
     Entry("JAX by hand, 10 fitted sizes", "by_hand:ByHand", (10,), BOTH),
     Entry("JAX by hand, 20 fitted sizes", "by_hand:ByHand", (20,), BOTH),

@@ -27,15 +27,14 @@ def jobs_file(settings: Settings, ladder: int | None) -> Path:
 class Jaxbatch(System):
     """`jb.batched` of the function of one text, planned anew in every pass."""
 
-    def __init__(self, settings: Settings, ladder: int | None, measured: bool = False):
+    def __init__(self, settings: Settings, ladder: int | None, measured: bool = False, streams: int = 1):
         super().__init__(settings)
-        self._ladder, self._measured = ladder, measured
+        self._ladder, self._measured, self._streams = ladder, measured, streams
 
     def load(self, workload: Workload) -> None:
         model, self._params = encoder(self.settings)
-        self._batched = jb.batched(
-            model.embed, (None, 0), grid=grid_of(self._ladder, workload, self.settings)
-        )
+        grid = grid_of(self._ladder, workload, self.settings)
+        self._batched = jb.batched(model.embed, (None, 0), grid=grid, streams=self._streams)
         self._passes = 0
 
     def run(self, workload: Workload) -> Answers:
@@ -51,7 +50,7 @@ class Jaxbatch(System):
     def _note(self, workload: Workload) -> None:
         planned = self._batched.explain(workload.lengths, self._params)
         jobs = [(job.bucket["n"], job.bucket["rows"], list(job.indices)) for job in planned.jobs]
-        if not self._measured:
+        if not self._measured and self._streams == 1:
             jobs_file(self.settings, self._ladder).write_text(json.dumps(jobs))
         total = planned.total
         self.padded_cells = total.padded_cells + total.filler_cells
