@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import plots, report, stream
+from . import plots, report, same_process, stream
 from .machine import machine
 from .rounds import Record, Table, measure, reference
 from .workloads import WORKLOADS
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--examples", type=int, metavar="N", help="use only N examples of each workload")
     parser.add_argument("--budget", type=int, default=1024, metavar="TOKENS", help="of a JAX batch, at most")
     parser.add_argument("--stream", type=int, metavar="N", help="examples of the endless stream; 0 for none")
+    parser.add_argument("--same", default="wide,skewed", metavar="NAMES", help="compared in one process too")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: BENCHMARKS.md, unless --quick")
     parser.add_argument("--data", type=Path, metavar="FILE", help="numbers; default: docs/benchmarks.json")
     parser.add_argument("--render", action="store_true", help="write the report again from the numbers")
@@ -52,7 +53,7 @@ def main() -> int:
             parser.error("--render needs --data, the numbers of an earlier run")
         results = earlier
     else:
-        if unknown := set(options.workloads.split(",")) - set(WORKLOADS):
+        if unknown := set(filter(None, options.workloads.split(","))) - set(WORKLOADS):
             parser.error(f"no workload is called {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
         results = run(options, earlier, save)
     save(results)
@@ -75,10 +76,10 @@ def run(
         results.update(news, minutes=before + (time.perf_counter() - start) / 60)
         save(results)
 
-    for name in options.workloads.split(","):
+    for name in options.workloads.split(",") if options.workloads else ():
         workload = WORKLOADS[name](options.examples or (QUICK[name] if options.quick else None))
         expected = reference(workload, say)
-        for products in options.products.split(","):
+        for products in options.products.split(",") if options.products else ():
             if products == "float32" or workload.unit == "tokens":
                 rounds = options.rounds or (1 if options.quick else 5)
                 table = measure(
@@ -86,6 +87,13 @@ def run(
                 )
                 others = [t for t in results["tables"] if (t.workload, t.products) != (name, products)]
                 keep(tables=[*others, table])
+    for name in options.same.split(",") if options.same else ():
+        say(f"{name}: jaxbatch and the loop by hand in one process")
+        found = same_process.measure(
+            name, 60 if options.quick else 400, 2 if options.quick else 8, options.budget
+        )
+        others = [each for each in results.get("same_process", []) if each["workload"] != name]
+        keep(same_process=[*others, found])
     num = (2000 if options.quick else 100_000) if options.stream is None else options.stream
     if num:
         say(f"a stream of {num:,} texts")
