@@ -6,7 +6,9 @@ from typing import Any
 
 from . import _artifact
 from ._batched import Batched
+from ._costs import Costs
 from ._disk_cache import DiskCache
+from ._engine import Engine
 from ._errors import ArtifactError
 
 
@@ -15,9 +17,12 @@ class Loaded(Batched):
 
     Attributes:
       masked: the function itself, `g(lengths, *padded)`, for use inside jit, vmap and grad.
+      artifact: what was read.
     """
 
-    def __init__(self, artifact: _artifact.Artifact, *, frozen: bool, disk: DiskCache | None):
+    def __init__(
+        self, artifact: _artifact.Artifact, *, frozen: bool, costs: Costs | None, disk: DiskCache | None
+    ):
         super().__init__(
             _artifact.StoredFunction.of(artifact),
             artifact.grid,
@@ -25,39 +30,45 @@ class Loaded(Batched):
             on_unmaskable="error",
             frozen=frozen,
             key=None,
-            costs=artifact.costs,
+            costs=artifact.costs if costs is None else costs,
             disk=disk,
         )
         self.masked = _artifact.StoredMask(artifact)
-        self._artifact = artifact
+        self.artifact = artifact
+
+    @property
+    def engine(self) -> Engine:
+        """What it keeps between calls, for tools."""
+        return self._engine
 
     @property
     def vjp_order(self) -> int:
         """How often `masked` can be differentiated."""
-        return self._artifact.vjp_order
+        return self.artifact.vjp_order
 
     @property
     def platforms(self) -> Sequence[str]:
         """Where its programs can run, as `jax.export` names platforms."""
-        return tuple(self._artifact.manifest["platforms"])
+        return tuple(self.artifact.manifest["platforms"])
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """What the user gave to `save`."""
-        return self._artifact.manifest["metadata"]
+        return self.artifact.manifest["metadata"]
 
     def save(self, path: str | os.PathLike[str], *shared: Any, **options: Any) -> None:
         """Refuse: what was loaded is a file already."""
-        raise ArtifactError(f"{self._artifact.path} is an artifact already; copy the file.")
+        raise ArtifactError(f"{self.artifact.path} is an artifact already; copy the file.")
 
     def __repr__(self) -> str:
-        return f"<jaxbatch.load({self._artifact.path!r}): {self._artifact.spec!r}, {self.grid}>"
+        return f"<jaxbatch.load({self.artifact.path!r}): {self.artifact.spec!r}, {self.grid}>"
 
 
 def load(
     path: str | os.PathLike[str],
     *,
     frozen: bool | None = None,
+    costs: Costs | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Loaded:
     """Return what `Batched.save` wrote, ready to be called with examples alone.
@@ -68,6 +79,7 @@ def load(
     Args:
       path: of the file.
       frozen: as in `batched`; None takes what was saved.
+      costs: as in `batched`; None takes what was saved.
       cache_dir: as in `batched`: programs that are there are neither traced nor compiled.
 
     Raises:
@@ -94,4 +106,4 @@ def load(
     except ArtifactError as error:
         raise error.with_context(where)  # noqa: B904  (it is the same error)
     saved = artifact.manifest["policies"].get("frozen") is True
-    return Loaded(artifact, frozen=saved if frozen is None else frozen, disk=disk)
+    return Loaded(artifact, frozen=saved if frozen is None else frozen, costs=costs, disk=disk)

@@ -12,3 +12,4 @@ from ._save import Options as Options
 from ._save import save as save
 from ._stored import Artifact as Artifact
 from ._stored import StoredFunction as StoredFunction
+from ._tensors import read_safetensors as read_safetensors

@@ -27,6 +27,7 @@ from .._spec import Spec
 from .._traced import Function, PerExample, Traced
 from ._parts import Outputs, Program, Special
 
+_MAX_ROWS = 2**31 - 1  # the masked function may be used with more rows than the grid has
 _MAX_EMPTY_DIMS = 3  # with more dims, examples with empty ones have no programs: there are too many kinds
 
 _log = logging.getLogger("jaxbatch")
@@ -142,7 +143,7 @@ class Exporter:
 
     def _symbols(self, dims: Sequence[str]) -> "_Sizes":
         """Return symbolic sizes of these dims, and symbolic rows."""
-        tops = {"rows": self.grid.rows[-1], **{dim: self.grid.limits[dim] for dim in dims}}
+        tops = {"rows": _MAX_ROWS, **{dim: self.grid.limits[dim] for dim in dims}}
         return _Sizes(_symbols(tuple(tops.items())))
 
     def _for_all(self) -> list["_Sizes"]:

@@ -57,6 +57,7 @@ def _read(reader: Reader, where: str, runs: bool) -> Artifact:
         arrays = read_tensors(reader.read(WEIGHTS), kinds)
         names = [program.part for variant in variants for program in _programs(variant)]
         parts = {name: reader.read(name) for name in names}
+        reader.read(REFERENCES)  # they are used on demand, but no damage is passed over
         host = [arrays[weight.name] for weight in weights]
         return Artifact(where, manifest, spec, grid, costs, variants, host, parts)
     except ArtifactError:

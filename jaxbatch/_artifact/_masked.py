@@ -179,7 +179,7 @@ def _differentiable(run: Rows, order: int, rows_apart: bool, refusal: Callable[[
     def forward(*arrays: Any) -> tuple[list[Any], Any]:
         if order < 1:
             raise refusal()
-        return batched(*arrays), arrays
+        return _differentiable(run, order - 1, rows_apart, refusal)(*arrays), arrays
 
     def backward(arrays: Any, cotangents: Any) -> tuple[Any, ...]:
         flags = [bool(jnp.issubdtype(array.dtype, jnp.inexact)) for array in arrays]

@@ -23,7 +23,7 @@ _FORMULA = re.compile(r"(?:\w|[ +*(),-])*(?:\^[2-9](?!\d)(?:\w|[ +*(),-])*)*")
 _MAX_DIGITS = re.compile(r"\d{19}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Outputs:
     """The outputs of one example.
 
@@ -54,7 +54,7 @@ class Outputs:
         return cls(tree, shapes, dtypes)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """One exported program.
 
@@ -88,7 +88,7 @@ class Program:
         return cls(_text(data["part"]), sizes, rows, weights, dims, bool(data["takes_num"]))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Special:
     """Lengths that no bucket serves: examples with empty dims, and those at which the function raises.
 
@@ -134,7 +134,7 @@ class Special:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
     """The function for examples of certain dtypes.
 
@@ -184,7 +184,7 @@ class Variant:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
     """One array of the artifact, by its name in the file of weights.
 

@@ -64,7 +64,8 @@ class Artifact:
         """Return the arrays that a program takes, on the default device, where each is put once."""
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
         put = lambda i: jax.device_put(self.weights[i])  # noqa: E731
-        return [self._on_device.get((i, device), functools.partial(put, i))[0] for i in program.weights]
+        with jax.ensure_compile_time_eval():  # also where a `jit` around is being traced
+            return [self._on_device.get((i, device), functools.partial(put, i))[0] for i in program.weights]
 
     def digest(self, program: Program) -> str:
         """Return the SHA-256 of a program's part."""
@@ -233,7 +234,8 @@ class StoredTraced(Traced):
         program = self._program(bucket)
         run = self.run(bucket)
         run.__name__ = "stored"
-        digest = f"{self.artifact.digest(program)} {dict(bucket)} {self.sizes}"
+        outputs = self.outputs.dtypes, self.outputs.shapes
+        digest = f"{self.artifact.digest(program)} {dict(bucket)} {self.sizes} {outputs}"
         try:
             return compile_program(run, *self.avals(bucket), disk=disk, digest=digest)
         except ArtifactError:
@@ -251,13 +253,21 @@ class StoredTraced(Traced):
 
     def run(self, bucket: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: D102
         program = self._program(bucket)
+        expected = [
+            (dtype, len(shape)) for dtype, shape in zip(self.outputs.dtypes, self.outputs.shapes, strict=True)
+        ]
 
         def run(counts: Any, consts: Any, shared: Any, examples: Any) -> Any:
             lengths, *num = jax.tree.leaves(counts)
             if self.is_exact:  # the lengths are the sizes, the same for all rows
                 own = np.array([self.sizes[dim] for dim in program.dims], np.int32)
                 lengths = np.broadcast_to(own, (bucket["rows"], len(own)))
-            return self.artifact.exported(program).call([lengths, *num, *consts, *examples])
+            outs = self.artifact.exported(program).call([lengths, *num, *consts, *examples])
+            if [(out.dtype.name, out.ndim - 1) for out in outs] != expected:
+                raise self.artifact.error(
+                    f"its part {program.part!r} has other outputs than its manifest says."
+                )
+            return outs
 
         return run
 

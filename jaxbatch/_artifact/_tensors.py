@@ -80,3 +80,22 @@ def read_tensors(data: bytes, expected: Mapping[str, tuple[str, Sequence[int]]])
         flat = np.frombuffer(data, dtype, math.prod(shape), start + begin)
         arrays[name] = flat.reshape(tuple(shape))
     return arrays
+
+
+def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
+    """Return all arrays of a safetensors file: views of `data`, which are read-only.
+
+    Raises:
+      ValueError: it is none, or has a dtype that NumPy and JAX do not know.
+    """
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > len(data) - 8:
+        raise ValueError("this is no safetensors file")
+    dtypes = {short: name for name, short in _NAMES.items()}
+    expected = {}
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        if name != "__metadata__":
+            if entry["dtype"] not in dtypes:
+                raise ValueError(f"the array {name!r} has dtype {entry['dtype']}, which is not known here")
+            expected[name] = dtypes[entry["dtype"]], entry["shape"]
+    return read_tensors(data, expected)
