@@ -13,7 +13,11 @@ _WEIGHT = 0.3  # of a new time in the running mean of a bucket's times
 
 @dataclasses.dataclass(eq=False)
 class Estimate:
-    """The seconds of a batch in one bucket: observed, else estimated; None before anything is known."""
+    """The seconds of a batch in one bucket; None before anything is known.
+
+    Attributes:
+      observed: whether this bucket itself was measured; otherwise it is a guess from others.
+    """
 
     seconds: float | None
     observed: bool = False
@@ -33,7 +37,9 @@ class Seconds:
         """Return the estimate of a bucket; the same object follows what is observed later."""
         known = kind.estimates.get(bucket)
         if known is None:
-            known = kind.estimates[bucket] = Estimate(self._guess(kind, bucket))
+            known = kind.estimates[bucket] = Estimate(
+                self._guess(kind, bucket), self._is_measured(kind, bucket)
+            )
         return known
 
     def observe(self, kind: Kind, bucket: Bucket, seconds: float) -> None:
@@ -46,6 +52,9 @@ class Seconds:
         for other, each in kind.estimates.items():
             if not each.observed:
                 each.seconds = self._guess(kind, other)
+
+    def _is_measured(self, kind: Kind, bucket: Bucket) -> bool:
+        return not kind.is_passing and bucket in self._costs.measured
 
     def _guess(self, kind: Kind, bucket: Bucket) -> float | None:
         if kind.is_passing:  # what was measured was measured in buckets of the grid

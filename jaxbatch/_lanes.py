@@ -140,6 +140,7 @@ class Lane:
         """Forget an example that waits; it is skipped wherever it still stands."""
         waiter.gone = True
         self.count -= 1
+        self._forget()
         # What stands in the queues is kept in proportion to what waits.
         if len(self._by_rank) > 64 + 4 * self.count:
             for queue in (self._by_rank, self._by_deadline):
@@ -156,6 +157,7 @@ class Lane:
                 waiter.gone = True
                 self.count -= 1
                 taken.append(waiter)
+        self._forget()
         return taken
 
     def expired(self, now: float) -> Iterator[Waiter]:
@@ -222,6 +224,13 @@ class Lane:
             if rows not in found or bucket.cells < found[rows].cells:
                 found[rows] = bucket
         return [found[rows] for rows in sorted(found)]
+
+    def _forget(self) -> None:
+        """Keep nothing of those that are gone once nobody waits."""
+        if not self.count:
+            self._by_rank.clear()
+            self._by_arrival.clear()
+            self._by_deadline.clear()
 
     @staticmethod
     def _first(queue: list[tuple[float, int, Waiter]]) -> Waiter | None:

@@ -27,6 +27,7 @@ _FULL = 0.9  # a batch that runs as many examples per second as this part of the
 _BETTER = 1.1  # by how much a new program must be faster than those that exist
 _LEAD = 1e-3  # how long before the device is free the next batch is prepared, in seconds,
 _LEAD_SHARE = 0.1  # or this part of the batch before, whichever is longer
+_HOPE = 0.2  # the power of the rows by which a guess is shortened
 _SLACK = 2e-3  # how long before a deadline an example stops to wait for mates
 
 
@@ -92,8 +93,15 @@ class _Option:
 
     @property
     def seconds(self) -> float:
-        """The expected seconds; where nothing is known, cells stand for them."""
-        return 1e-7 * self.bucket.cells if self.estimate.seconds is None else self.estimate.seconds
+        """The expected seconds; where nothing is known, cells stand for them.
+
+        A guess follows the cells, by which no batch would be faster than its examples one by one, and none
+        would ever be tried. So it counts less, the more so the more rows there are.
+        """
+        estimate = self.estimate
+        if estimate.seconds is None:
+            return 1e-7 * self.bucket.cells
+        return estimate.seconds * (1 if estimate.observed else self.rows**-_HOPE)
 
     def rate(self, num: int) -> float:
         """Return how many examples a second it runs if `num` wait."""

@@ -336,6 +336,18 @@ def test_seconds_follow_what_is_observed_and_guess_the_rest_from_it():
     assert guess.seconds == 0.5
 
 
+def test_a_batch_is_tried_before_it_is_known_that_batches_bring_nothing():
+    made, kind = planner(costs=Costs())
+    made.seconds.observe(kind, Bucket(n=16, rows=1), 0.01)
+    add(made, kind, 16, *[0.0] * 8)
+    assert summary(made.decide(0.0))[0] == (16, 8, 8)
+    made.seconds.observe(kind, Bucket(n=16, rows=8), 0.08)
+    for rows in (2, 4):
+        made.seconds.observe(kind, Bucket(n=16, rows=rows), 0.01 * rows)
+    add(made, kind, 16, *[0.0] * 8)
+    assert summary(made.decide(0.0))[0] == (16, 1, 1)
+
+
 def test_a_device_runs_one_batch_after_another():
     device = Device()
     assert device.free_at(1.0) == 1.0

@@ -7,10 +7,10 @@ One request's way:
    where the dispatch thread finds it.
 2. The dispatch thread (`_loop`) owns all decisions. It passes requests, cancellations, finished batches and
    new programs on to the planner (`_online`), which knows neither threads nor clocks, and does what that
-   decides: it ends expired requests, pads and starts batches, and asks for programs.
+   decides: it ends expired requests, hands out batches, and asks for programs.
 3. The compile thread (`_compiler`) traces and compiles, so that those who wait for a program are the only
    ones who do.
-4. The delivery thread (`_delivery`) waits for started batches, cuts results and ends the futures, in whose
+4. A run thread (`_runners`) pads the batch, runs it, cuts the results and ends the futures, in whose
    callbacks users run their own code. A batch that failed goes back to the dispatch thread, which splits it
    until the example at fault is alone.
 

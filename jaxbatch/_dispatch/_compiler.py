@@ -16,47 +16,17 @@ Report = Callable[..., None]
 """Called as `report(kind, bucket, error)`: without a bucket for a trace, without an error for a success."""
 
 
-class Compiler:
-    """Makes what is missing; the thread starts with the first request, and ends with `close`.
+class Maker:
+    """Makes traces and programs, in the thread that asks.
 
     Args:
-      settings: gives a thread the JAX settings of the thread that made the dispatcher.
       frozen: only what exists may be used.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        shared: Shared,
-        *,
-        frozen: bool,
-        report: Report,
-        broken: Callable[[BaseException], None],
-        settings: Callable[[], None],
-    ):
+    def __init__(self, engine: Engine, shared: Shared, *, frozen: bool):
         self._engine = engine
         self._shared = shared
         self._frozen = frozen
-        self._report = report
-        self._broken = broken
-        self._settings = settings
-        self._queue: queue.SimpleQueue[tuple[TracedKind, Bucket | None] | None] = queue.SimpleQueue()
-        self._tracing: set[TracedKind] = set()
-        self.thread: threading.Thread | None = None
-
-    def trace(self, kind: TracedKind) -> None:
-        """Ask for a kind's trace, unless that was done."""
-        if kind not in self._tracing:
-            self._tracing.add(kind)
-            self._ask(kind, None)
-
-    def compile(self, kind: TracedKind, bucket: Bucket) -> None:
-        """Ask for a program."""
-        self._ask(kind, bucket)
-
-    def close(self) -> None:
-        """Let the thread end after what it is doing; what was asked for and not begun is not done."""
-        self._queue.put(None)
 
     def make(self, kind: TracedKind, bucket: Bucket | None) -> None:
         """Trace a kind, or compile its program for a bucket, in this thread.
@@ -82,9 +52,49 @@ class Compiler:
                 error.add_note(f"raised by {name} for an example of the exact size {kind.lengths}")
                 raise
 
+
+class Compiler:
+    """The compile thread: starts with the first request, and ends with `close`.
+
+    Args:
+      settings: gives a thread the JAX settings of the thread that made the dispatcher.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[TracedKind, Bucket | None], None],
+        *,
+        report: Report,
+        broken: Callable[[BaseException], None],
+        settings: Callable[[], None],
+    ):
+        self._name = name
+        self._make = make
+        self._report = report
+        self._broken = broken
+        self._settings = settings
+        self._queue: queue.SimpleQueue[tuple[TracedKind, Bucket | None] | None] = queue.SimpleQueue()
+        self._tracing: set[TracedKind] = set()
+        self.thread: threading.Thread | None = None
+
+    def trace(self, kind: TracedKind) -> None:
+        """Ask for a kind's trace, unless that was done."""
+        if kind not in self._tracing:
+            self._tracing.add(kind)
+            self._ask(kind, None)
+
+    def compile(self, kind: TracedKind, bucket: Bucket) -> None:
+        """Ask for a program."""
+        self._ask(kind, bucket)
+
+    def close(self) -> None:
+        """Let the thread end after what it is doing; what was asked for and not begun is not done."""
+        self._queue.put(None)
+
     def _ask(self, kind: TracedKind, bucket: Bucket | None) -> None:
         if self.thread is None:
-            name = f"jaxbatch compile {self._engine.function.name}"
+            name = f"jaxbatch compile {self._name}"
             self.thread = threading.Thread(target=self._run, name=name, daemon=True)
             self.thread.start()
         self._queue.put((kind, bucket))
@@ -96,7 +106,7 @@ class Compiler:
                 kind, bucket = asked
                 error = None
                 try:
-                    self.make(kind, bucket)
+                    self._make(kind, bucket)
                 except Exception as caught:
                     error = caught
                 if bucket is None:

@@ -1,12 +1,11 @@
 """The dispatcher itself: what users hold."""
 
 import atexit
-import contextlib
 import dataclasses
 import math
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, Self
 
 import jax
@@ -20,18 +19,20 @@ from .._online import Rules
 from .._shared import Shared
 from .._waits import DispatcherStatistics, freeze
 from ._awaiting import request_result
-from ._compiler import Compiler
-from ._delivery import settle
+from ._compiler import Maker
 from ._device import SharedDevice, shared_device
 from ._intake import Intake
 from ._loop import Loop
 from ._request import Request
 from ._room import Room
+from ._runners import settle
 
 OnFull = Literal["block", "raise"]
 
-_BATCHES_PENDING = 16
-"""How many of the grid's largest batches may be pending, unless a number of cells is given."""
+_BATCHES_PENDING, _CELLS_PENDING = 16, 2**20
+"""How many of the largest batches, or cells if that is more, may be pending unless a number is given."""
+
+_LAST_SECONDS = 10.0  # how long the end of the interpreter waits for a batch that runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +91,7 @@ class Dispatcher:
             in_flight=settings.in_flight,
             compiles=not frozen,
         )
-        apply = _compat.thread_settings()
-
-        def make_compiler(report: Any, broken: Callable[[BaseException], None]) -> Compiler:
-            return Compiler(engine, shared, frozen=frozen, report=report, broken=broken, settings=apply)
-
+        maker = Maker(engine, shared, frozen=frozen)
         self._loop = Loop(
             engine,
             shared.arrays,
@@ -102,14 +99,14 @@ class Dispatcher:
             self._room,
             rules,
             _device_of(shared),
-            make_compiler=make_compiler,
-            settings=apply,
+            make=maker.make,
+            settings=_compat.thread_settings(),
         )
-        self._trace_early(make_compiler(None, lambda error: None))
+        self._trace_early(maker)
         self._loop.start()
         _alive.add(self._loop)
         # Who drops a dispatcher without closing it gets the results, and the threads end after them.
-        self._finalizer = weakref.finalize(self, self._loop.close, cancel_pending=False)
+        self._finalizer = weakref.finalize(self, self._loop.abandon)
         self._finalizer.atexit = False
 
     # --- in ---
@@ -127,7 +124,8 @@ class Dispatcher:
         The example is checked here and its arrays are copied, so that they may be changed at once. The future
         is a `concurrent.futures.Future`; its result is what `f` returns for the example, as NumPy arrays that
         own their memory, and `future.info` says what happened. `future.cancel()` succeeds until it runs.
-        Callbacks run in a thread of the dispatcher and hold up other results; there, this never waits.
+        Callbacks run in a thread of the dispatcher and hold up other results; there, this never waits. In a
+        coroutine, `await` the dispatcher itself instead, since this may block.
 
         Args:
           example: one value for each per-example argument.
@@ -146,10 +144,7 @@ class Dispatcher:
         """
         arrival = time.perf_counter()
         request = self._request(example, priority, deadline, arrival)
-        on_full = self._settings.on_full if on_full is None else on_full
-        if on_full not in ("block", "raise"):
-            raise ValueError(f"{self._engine.where}.submit: on_full={on_full!r}; use 'block' or 'raise'.")
-        if on_full == "raise" or self._loop.is_own_thread():
+        if self._on_full(on_full) == "raise" or self._loop.is_own_thread():
             timeout = 0.0
         until = min(math.inf if timeout is None else timeout, request.deadline - arrival)
         if not self._room.enter(request.cells, None if until == math.inf else until):
@@ -159,17 +154,21 @@ class Dispatcher:
         return self._take(request)
 
     def __call__(
-        self, *example: Any, priority: float | int = 0, deadline: float | int | None = None
+        self,
+        *example: Any,
+        priority: float | int = 0,
+        deadline: float | int | None = None,
+        on_full: OnFull | None = None,
     ) -> Awaitable[Any]:
         """Submit one example and return what `await` waits for: its result.
 
-        For coroutines: nothing here blocks the event loop. Where the dispatcher is full, it is awaited until
-        there is room. Cancelling the task cancels the request, as long as it does not run.
+        For coroutines: nothing here blocks the event loop. Where the dispatcher is full and "block" is asked
+        for, room is awaited. Cancelling the task cancels the request, as long as it does not run.
         """
         arrival = time.perf_counter()
-        return request_result(
-            self._request(example, priority, deadline, arrival), self._try, self._room.change
-        )
+        request = self._request(example, priority, deadline, arrival)
+        waits = self._on_full(on_full) == "block"
+        return request_result(request, self._try if waits else self._try_once, self._room.change)
 
     # --- out ---
 
@@ -192,8 +191,7 @@ class Dispatcher:
           cancel_pending: cancel what does not run yet; otherwise it is run first.
         """
         self._loop.close(cancel_pending=cancel_pending)
-        self._loop.join()
-        if not self._loop.is_own_thread():
+        if self._loop.join():
             _alive.discard(self._loop)
             self._finalizer.detach()
 
@@ -258,6 +256,17 @@ class Dispatcher:
         self._take(request)
         return True
 
+    def _try_once(self, request: Request) -> bool:
+        """Submit a request if there is room, or raise."""
+        if not self._try(request):
+            raise self._full(None)
+        return True
+
+    def _on_full(self, given: str | None) -> str:
+        if given not in (None, "block", "raise"):
+            raise ValueError(f"{self._engine.where}.submit: on_full={given!r}; use 'block' or 'raise'.")
+        return self._settings.on_full if given is None else given
+
     def _expired(self, request: Request) -> Request:
         self._count("submitted")
         self._count("expired")
@@ -281,14 +290,14 @@ class Dispatcher:
         with self._loop.lock:
             self._loop.ledger.counts[what] += 1
 
-    def _trace_early(self, compiler: Compiler) -> None:
+    def _trace_early(self, maker: Maker) -> None:
         """Trace in the caller's thread where all is known, so that a refusal shows here."""
         engine, fixed = self._engine, self._intake.fixed
         if engine.grid is None or any(dim not in fixed for dim in engine.fixed_dims):
             return
         kind = self._intake.kind(engine.function.spec.dtypes(), None)
         try:
-            compiler.make(kind, None)
+            maker.make(kind, None)
         except (MaskError, KeyTakenError):
             raise
         except Exception:  # with a dtype family the default may be the wrong one; it belongs to an example
@@ -302,7 +311,8 @@ def _most_cells(engine: Engine) -> float | int:
     if engine.grid is None:
         return math.inf
     limits = engine.grid.limits
-    return _BATCHES_PENDING * Bucket(rows=engine.grid.rows_for(limits)[-1], **limits).cells
+    largest = Bucket(rows=engine.grid.rows_for(limits)[-1], **limits)
+    return max(_BATCHES_PENDING * largest.cells, _CELLS_PENDING)
 
 
 def _device_of(shared: Shared) -> SharedDevice:
@@ -322,5 +332,5 @@ def _close_all() -> None:
     for loop in loops:
         loop.close(cancel_pending=True)
     for loop in loops:
-        with contextlib.suppress(Exception):
-            loop.join()
+        if not loop.join(_LAST_SECONDS):
+            loop.fail_all(RuntimeError(f"the interpreter ended, and a batch did not in {_LAST_SECONDS} s"))

@@ -17,7 +17,7 @@ from .._calls import FixedSizes, oversize
 from .._engine import Engine
 from .._errors import SpecError
 from .._executables import MAX_EXACT
-from .._grid import Bucket, Grid
+from .._grid import Grid
 from .._lanes import Kind
 from .._traced import Traced
 
@@ -155,8 +155,3 @@ class Intake:
             return self._engine.grid_for(np.array([lengths], np.int64))
         assert self._engine.grid is not None
         return self._engine.grid
-
-
-def bucket_text(bucket: Bucket) -> str:
-    """Return what traces and threads call a bucket."""
-    return " ".join(f"{name}={size}" for name, size in bucket.items())

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from .. import _flights
+from .._counts import bucket_name
 from .._engine import Engine
 from .._errors import DeadlineError, DispatcherClosedError
 from .._grid import Bucket
@@ -25,11 +26,11 @@ from .._online import Batch, Planner, Rules
 from .._timing import BatchTimes
 from .._waits import Ledger
 from ._compiler import Compiler, is_exhausted, is_final
-from ._delivery import Delivery, Started, settle
 from ._device import SharedDevice
-from ._intake import Intake, TracedKind, bucket_text
+from ._intake import Intake, TracedKind
 from ._request import Request
 from ._room import Room
+from ._runners import Job, Runners, settle
 
 
 class Loop:
@@ -37,7 +38,7 @@ class Loop:
 
     Args:
       shared: the shared leaves, on the device.
-      make_compiler: returns the compiler, given where it reports and where it says that it broke.
+      make: traces a kind, or compiles its program for a bucket.
       settings: gives a thread the JAX settings of the thread that made the dispatcher.
 
     Attributes:
@@ -55,7 +56,7 @@ class Loop:
         rules: Rules,
         device: SharedDevice,
         *,
-        make_compiler: Callable[..., Compiler],
+        make: Callable[[TracedKind, Bucket | None], None],
         settings: Callable[[], None],
     ):
         self._engine = engine
@@ -65,15 +66,9 @@ class Loop:
         self._device = device
         self._settings = settings
         self._planner = Planner(rules, intake.rows_for, engine.costs, device)
-        self._compiler = make_compiler(self._report, self.fail_all)
         name = engine.function.name
-        self._delivery = Delivery(
-            name,
-            done=self._report_done,
-            failed=self._report_failed,
-            deliver=self._deliver,
-            broken=self.fail_all,
-        )
+        self._compiler = Compiler(name, make, report=self._report, broken=self.fail_all, settings=settings)
+        self._runners = Runners(name, rules.in_flight, self._run_job, broken=self.fail_all, settings=settings)
         self._thread = threading.Thread(target=self._run, name=f"jaxbatch dispatch {name}", daemon=True)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._arrivals: collections.deque[Request] = collections.deque()
@@ -82,7 +77,6 @@ class Loop:
         self._flights: set[Any] = set()
         self._programs_version = -1
         self._over = self._ending = False
-        self._since = time.perf_counter()
         self.open: set[Request] = set()
         self.cause: BaseException | None = None
         self.is_closing = False
@@ -94,7 +88,7 @@ class Loop:
     def start(self) -> None:
         """Start the threads."""
         self._device.listen(self._wake)
-        self._delivery.thread.start()
+        self._runners.start()
         self._thread.start()
 
     def submit(self, request: Request) -> None:
@@ -117,19 +111,26 @@ class Loop:
         self._room.close()
         self._inbox.put((self._on_close, cancel_pending))
 
-    def join(self) -> None:
-        """Wait until all threads have ended, but never for the own one."""
+    def abandon(self) -> None:
+        """Close when what is pending has run; safe wherever the garbage collector may be at work."""
+        self._inbox.put((self._on_close, False))
+
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait until all threads have ended, but never for the own one; return whether they have."""
         if self.is_own_thread():
-            return
-        self._thread.join()
-        self._delivery.thread.join()
-        if self._compiler.thread is not None:
-            self._compiler.thread.join()
+            return False
+        end = None if seconds is None else time.perf_counter() + seconds
+        for thread in self._threads():
+            thread.join(None if end is None else max(end - time.perf_counter(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads())
 
     def is_own_thread(self) -> bool:
         """Tell whether the dispatcher itself runs this, in a future's callback."""
-        own = self._thread, self._delivery.thread, self._compiler.thread
-        return threading.current_thread() in own
+        return threading.current_thread() in self._threads()
+
+    def _threads(self) -> list[threading.Thread]:
+        compiling = self._compiler.thread
+        return [self._thread, *self._runners.threads, *([] if compiling is None else [compiling])]
 
     @property
     def in_flight(self) -> int:
@@ -155,7 +156,7 @@ class Loop:
         self._room.close()
         self._sweep()
         self._compiler.close()
-        self._delivery.close()
+        self._runners.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -170,12 +171,6 @@ class Loop:
     def _report(self, kind: TracedKind, bucket: Bucket | None, error: Exception | None) -> None:
         self._inbox.put((self._on_traced if bucket is None else self._on_compiled, kind, bucket, error))
 
-    def _report_done(self, started: Started, times: BatchTimes) -> None:
-        self._inbox.put((self._on_done, started, times))
-
-    def _report_failed(self, started: Started, error: Exception) -> None:
-        self._inbox.put((self._on_failed, started, error))
-
     # --- the dispatch thread ---
 
     def _run(self) -> None:
@@ -185,6 +180,9 @@ class Loop:
             while not self._over:
                 self._absorb(wake)
                 wake = self._act()
+            self._runners.close()
+            for thread in self._runners.threads:  # they may be delivering still
+                thread.join()
             self._sweep()
         except BaseException as error:
             self.fail_all(error)
@@ -193,7 +191,7 @@ class Loop:
             for flight in list(self._flights):
                 self._device.finish(flight, time.perf_counter())
             self._compiler.close()
-            self._delivery.close()
+            self._runners.close()
 
     def _absorb(self, wake: float) -> None:
         """Wait for messages until `wake`, handle all that are there, and take what arrived."""
@@ -262,11 +260,8 @@ class Loop:
             f"{self._engine.where}.submit: {late:.3g} s passed before the example could be run, more than "
             f"its deadline, so it was not run."
         )
-        if request.cancelled():
-            self._end(request, "cancelled")
-        else:
-            request.is_expired = True
-            self._end(request, "expired", error=error)
+        request.is_expired = request.claim()
+        self._end(request, "expired", error=error)
 
     def _on_cancelled(self, request: Request) -> None:
         self._planner.discard(request)
@@ -279,7 +274,7 @@ class Loop:
         except KeyError:
             return
         self._free(request)
-        if outcome != "cancelled" and request.cancelled():
+        if not request.claim():
             outcome = "cancelled"
         with self.lock:
             self.ledger.counts[outcome] += 1
@@ -302,7 +297,7 @@ class Loop:
         requests = []
         for waiter in batch.waiters:
             request = _request(waiter)
-            if request.attempts or request.set_running_or_notify_cancel():
+            if request.claim():
                 requests.append(request)
             else:
                 self._end(request, "cancelled")
@@ -314,46 +309,28 @@ class Loop:
     def _start(
         self, kind: TracedKind, bucket: Bucket, requests: Sequence[Request], seconds: float | None
     ) -> None:
-        """Pad requests and start their program; what fails here fails as it would on the device."""
-        traced, now = kind.traced, time.perf_counter()
-        assert traced is not None
-        busy = self._device.in_flight
-        since = math.inf if busy else max(self._device.idle_since, kind.changed_at)
+        """Hand requests to a run thread."""
+        now, free = time.perf_counter(), not self._device.in_flight
+        since = max(self._device.idle_since, kind.changed_at) if free else math.inf
         for request in requests:
             request.begin(bucket, len(requests), now, since)
         lengths = np.array([request.lengths for request in requests], np.int64)
-        lengths = lengths.reshape(len(requests), len(kind.dims))
-        examples = [request.leaves for request in requests]
-        try:
-            executables = self._engine.executables
-            program = executables.get(traced.key(bucket), lambda: traced.build(bucket, executables.disk))
-            with jax.profiler.TraceAnnotation(f"{self._engine.function.name} {bucket_text(bucket)}"):
-                flight = _flights.start(program, traced, bucket, examples, lengths, self._shared)
-        except Exception as error:
-            self._split(kind, bucket, requests, error)
-            return
-        started = Started(kind, bucket, requests, lengths, flight)
-        self._flights.add(started)
-        self._device.start(started, flight.started, seconds)
-        self._delivery.put(started)
+        job = Job(kind, bucket, requests, lengths.reshape(len(requests), len(kind.dims)))
+        self._flights.add(job)
+        self._device.start(job, now, seconds)
+        self._runners.put(job)
 
-    def _on_done(self, started: Started, times: BatchTimes) -> None:
-        now = times.fetched if times.ready is None else times.ready
-        seconds = self._finish(started, max(now, times.started))
-        # A small program on a CPU runs inside the call that starts it.
-        self._planner.seconds.observe(
-            started.kind,
-            started.bucket,
-            seconds + times.started - times.padded + times.delivered - times.fetched,
-        )
+    def _on_done(self, job: Job, times: BatchTimes) -> None:
+        seconds = self._finish(job, times.delivered)
+        self._planner.seconds.observe(job.kind, job.bucket, seconds)
 
-    def _on_failed(self, started: Started, error: Exception) -> None:
-        self._finish(started, time.perf_counter())
-        self._split(started.kind, started.bucket, started.requests, error)
+    def _on_failed(self, job: Job, error: Exception) -> None:
+        self._finish(job, time.perf_counter())
+        self._split(job.kind, job.bucket, job.requests, error)
 
-    def _finish(self, started: Started, now: float) -> float:
-        self._flights.discard(started)
-        seconds = self._device.finish(started, now)
+    def _finish(self, job: Job, now: float) -> float:
+        self._flights.discard(job)
+        seconds = self._device.finish(job, now)
         self._device.tell_others(self._wake)
         return seconds
 
@@ -381,10 +358,26 @@ class Loop:
         fewest = self._intake.rows_for(kind, sizes)[0]
         return bucket["rows"] > fewest or any(request.sizes != sizes for request in requests)
 
-    # --- the delivery thread ---
+    # --- the run threads ---
 
-    def _deliver(self, started: Started, results: list[Any], times: BatchTimes) -> None:
-        requests, bucket, ended = started.requests, started.bucket, time.perf_counter()
+    def _run_job(self, job: Job) -> None:
+        """Take a batch all the way; what fails on it goes back to the dispatch thread."""
+        traced, bucket, executables = job.kind.traced, job.bucket, self._engine.executables
+        assert traced is not None
+        examples = [request.leaves for request in job.requests]
+        try:
+            program = executables.get(traced.key(bucket), lambda: traced.build(bucket, executables.disk))
+            with jax.profiler.TraceAnnotation(f"{self._engine.function.name} {bucket_name(bucket)}"):
+                flight = _flights.start(program, traced, bucket, examples, job.lengths, self._shared)
+                results, times = _flights.fetch(flight)
+        except Exception as error:
+            self._inbox.put((self._on_failed, job, error))
+        else:
+            self._inbox.put((self._on_done, job, times))
+            self._deliver(job, results, times)
+
+    def _deliver(self, job: Job, results: list[Any], times: BatchTimes) -> None:
+        requests, bucket, ended = job.requests, job.bucket, times.delivered
         queued, waited, ran, total = [], [], [], []
         for request in requests:
             begun = ended if request.begun is None else request.begun
@@ -392,15 +385,15 @@ class Loop:
             waited.append(request.waited)
             ran.append(ended - begun)
             total.append(ended - request.arrival)
-        valid = int(started.lengths.prod(axis=1).sum())
+        valid = int(job.lengths.prod(axis=1).sum())
         with self.lock:
             counts, num = self.ledger.counts, len(requests)
             self.ledger.add_batch(bucket["rows"], num, valid, bucket.cells)
             self.ledger.add_times(queued, waited, ran, total)
             counts["completed"] += num
-        exact, since = started.kind.exact is not None, max(self._since, times.begun)
-        self._since = times.delivered
-        self._engine.recorder.add(bucket, started.lengths, times, exact=exact, call=self, since=since)
+        stream = threading.current_thread()  # the batches of one thread come one after another
+        exact = job.kind.exact is not None
+        self._engine.recorder.add(bucket, job.lengths, times, exact=exact, call=stream, since=times.begun)
         for request, result in zip(requests, results, strict=True):
             self.open.discard(request)
             request.ended = ended
@@ -454,7 +447,8 @@ class Loop:
     # --- the end ---
 
     def _on_close(self, cancel_pending: bool) -> None:
-        self._ending = True
+        self._ending = self.is_closing = True
+        self._room.close()
         if cancel_pending:
             while self._arrivals:
                 self._admit(self._arrivals.popleft())

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 
 import numpy as np
 
@@ -72,6 +72,7 @@ class Request(Future, Waiter):
         self.begun: float | None = None
         self.ended: float | None = None
         self.waited = 0.0
+        self._claimed: bool | None = None
         self._on_cancel = on_cancel
 
     def cancel(self) -> bool:
@@ -81,6 +82,15 @@ class Request(Future, Waiter):
         if done and not before:
             self._on_cancel(self)
         return done
+
+    def claim(self) -> bool:
+        """Make sure that it is not cancelled any more; return False if it was, of which waiters are told."""
+        if self._claimed is None:
+            try:
+                self._claimed = self.set_running_or_notify_cancel()
+            except (InvalidStateError, RuntimeError):  # another thread ended it, as the dispatcher broke
+                self._claimed = False
+        return self._claimed
 
     def begin(self, bucket: Bucket, num: int, now: float, free_since: float) -> None:
         """Note that it runs now, with `num - 1` others; the device and its program are free since then."""

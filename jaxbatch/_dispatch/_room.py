@@ -1,10 +1,10 @@
 """How much may be pending: a bounded number of examples and of cells, and who waits for room."""
 
 import collections
+import contextlib
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 
 
 class Room:
@@ -64,11 +64,10 @@ class Room:
                 self._tell()
         return future
 
-    def close(self, after: Callable[[], None] = lambda: None) -> None:
-        """Let everybody in who waits; `after` runs before they do."""
+    def close(self) -> None:
+        """Let everybody in who waits."""
         with self._condition:
             self._closed = True
-            after()
             self._tell()
 
     def _fits(self, cells: int) -> bool:
@@ -84,4 +83,5 @@ class Room:
         if self._waiting:
             self._condition.notify_all()
         while self._futures:
-            self._futures.popleft().set_result(None)
+            with contextlib.suppress(InvalidStateError):  # its task was cancelled
+                self._futures.popleft().set_result(None)
