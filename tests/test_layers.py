@@ -34,6 +34,7 @@ LAYERS = (
         "testing",
         "_invariance",
         "_closeness",
+        "prometheus",
         "cli",
     ),
     ("__init__", "__main__"),
