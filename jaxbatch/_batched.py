@@ -194,7 +194,7 @@ class Batched:
             program, in seconds.
           max_pending: how many examples may be pending at once.
           max_pending_cells: how many padded cells they may have together; by default as many as 16 of the
-            largest batches.
+            largest batches, or 2**20 if that is more.
           on_full: what `submit` does beyond that: "block" until there is room, or "raise" `QueueFullError`.
           target_latency: seconds from `submit` to the result that batches should keep, by fewer rows if need
             be, as long as nobody has waited longer already.
