@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 # From the bottom up. Modules of one row may import each other, as long as that makes no circle.
 LAYERS = (
     ("_errors", "_compat"),
-    ("_fit", "_grid", "_spec", "_costs", "_search", "_plan", "_lanes", "_estimates", "_online"),
+    ("_fit", "_grid", "_spec", "_costs", "_search", "_plan", "_packer", "_lanes", "_estimates", "_online"),
     ("_tables", "_timing", "_counts", "_waits", "_explanation"),
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_pack", "_split", "_padded_batch"),
@@ -48,18 +48,18 @@ ONLY_IN = {
     "concurrent": {"_executables", "_flights", "_dispatch"},
     "queue": {"_errors", "_dispatch"},  # `_errors` derives from `queue.Full`
     # Compile times, costs and statistics are in seconds, and the dispatcher has a clock.
-    "time": {"_disk_cache", "_executables", "_measure", "_dispatch", "_flights", "_pipeline"},
+    "time": {"_disk_cache", "_executables", "_measure", "_dispatch", "_flights", "_pipeline", "cli"},
     "asyncio": {"_dispatch"},
     "multiprocessing": set(),
     "pathlib": {"_disk_cache", "_artifact", "_report", "cli"},
     "shutil": {"_disk_cache", "_artifact", "cli"},
     "tempfile": {"_disk_cache", "_artifact", "cli"},
-    "zipfile": {"_artifact"},
+    "zipfile": {"_artifact", "cli"},
 }
 
 # These compute on integers and NumPy arrays, so that they can be tested without a program or a device.
 WITHOUT_JAX = {
-    *("_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_lanes", "_estimates", "_online"),
+    *("_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_packer", "_lanes", "_estimates", "_online"),
     *("_tables", "_waits", "_timing", "_counts", "_explanation", "_batch"),
 }
 
@@ -160,7 +160,7 @@ BAD = (
     (
         "_spec",
         "import time",
-        "which only _disk_cache, _dispatch, _executables, _flights, _measure, _pipeline may",
+        "which only _disk_cache, _dispatch, _executables, _flights, _measure, _pipeline, cli may",
     ),
     ("_batched", "import threading", "which only _compat, _dispatch, _engine, _executables, _statistics may"),
     ("_batched", "from concurrent.futures import Future", "which only _dispatch, _executables, _flights may"),

@@ -1,0 +1,7 @@
+"""`python -m jaxbatch` is the command `jaxbatch`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,110 @@
+"""`jaxbatch export`: a function and its weights become an artifact."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._artifact import read_safetensors
+from .._batched import Batched, batched
+from .._spec import spec
+from ._grids import parse_grid
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser."""
+    parser = commands.add_parser("export", help="write an artifact of a function and its weights")
+    parser.add_argument("function", help="module:function, or module:run where `run` is made by `batched`")
+    parser.add_argument("-o", "--output", required=True)
+    parser.add_argument(
+        "--params", help="weights, the first argument: an Orbax checkpoint, a .safetensors or an .npz file"
+    )
+    parser.add_argument("--grid", help='"n=16:512 rows=1:64"; not for what `batched` made')
+    parser.add_argument("--spec", help='"n, 64: float32" for the example, if it has no annotations')
+    parser.add_argument("--platforms", help="cpu,cuda,tpu; default: where JAX runs now")
+    parser.add_argument("--vjp-order", type=int, default=0, help="how often it can be differentiated")
+    parser.add_argument("--metadata", type=json.loads, default={}, help="a JSON object of your own")
+    parser.add_argument("--no-references", action="store_true", help="store no examples for `verify`")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the artifact."""
+    function = find(args.function)
+    shared = [] if args.params is None else [read_params(args.params)]
+    if not isinstance(function, Batched):
+        if args.grid is None:
+            raise ValueError(
+                f"{args.function} is a function, so --grid is needed, such as 'n=16:512 rows=1:64'."
+            )
+        own = None
+        if args.spec is not None:
+            shape, _, dtype = args.spec.rpartition(":")
+            own = spec(shape.strip(), dtype.strip())
+        in_axes = (*(None for _ in shared), 0)
+        function = batched(function, in_axes, spec=own, grid=parse_grid(args.grid))
+    function.save(
+        args.output,
+        *shared,
+        platforms=args.platforms and args.platforms.split(","),
+        vjp_order=args.vjp_order,
+        metadata=args.metadata,
+        references=not args.no_references,
+    )
+    print(f"wrote {args.output}, {os.path.getsize(args.output):,} bytes")
+    return 0
+
+
+def find(path: str) -> Any:
+    """Return what `module:name.of.it` stands for; modules of the working directory are found too."""
+    module, colon, names = path.partition(":")
+    if not colon or not names:
+        raise ValueError(f"{path!r} names no function; write module:function.")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = importlib.import_module(module)
+    for name in names.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise ValueError(f"{path!r}: there is no {name!r} in {module}.") from None
+    return found
+
+
+def read_params(path: str) -> Any:
+    """Return the weights of a file, or of an Orbax checkpoint: a tree of arrays."""
+    source = Path(path)
+    if source.suffix == ".npz":
+        with np.load(source, allow_pickle=False) as arrays:
+            return nested(dict(arrays))
+    if source.suffix == ".safetensors":
+        return nested(read_safetensors(source.read_bytes()))
+    if not source.is_dir():
+        raise ValueError(
+            f"{path}: weights are an Orbax checkpoint (a folder), a .safetensors or an .npz file."
+        )
+    try:
+        from orbax import checkpoint
+    except ImportError:
+        raise ImportError(
+            f"{path}: Orbax is needed to read a checkpoint: pip install orbax-checkpoint."
+        ) from None
+    with checkpoint.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(source.resolve())
+
+
+def nested(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return a tree in the place of names such as `encoder/layer_0/kernel` or `encoder.layer_0.kernel`."""
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *parents, last = name.split("/" if "/" in name else ".")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = array
+    return tree
