@@ -114,6 +114,7 @@ class Lane:
         self._by_deadline: list[tuple[float, int, Waiter]] = []
         self._num = 0
         self._buckets: tuple[Bucket, ...] = ()
+        self._complete = False
         self._version = -1
 
     # --- in and out ---
@@ -190,9 +191,14 @@ class Lane:
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The buckets that can run this lane now, for each number of rows the smallest, by rows."""
-        if self._version != self.kind.version:
-            self._version, self._buckets = self.kind.version, tuple(self._ready())
+        self._refresh()
         return self._buckets
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each of its own buckets has a program."""
+        self._refresh()
+        return self._complete
 
     def own(self, num: int) -> Bucket:
         """Return the bucket of this lane's own sizes that fits `num` examples best.
@@ -211,6 +217,12 @@ class Lane:
     def holds(self, bucket: Bucket) -> bool:
         """Tell whether a bucket is large enough for this lane's examples."""
         return all(bucket[dim] >= size for dim, size in zip(self.kind.dims, self.sizes, strict=True))
+
+    def _refresh(self) -> None:
+        if self._version != self.kind.version:
+            self._version, self._buckets = self.kind.version, tuple(self._ready())
+            own = {self.own(rows) for rows in self.rows}
+            self._complete = own <= self.kind.programs
 
     def _ready(self) -> Iterable[Bucket]:
         found: dict[int, Bucket] = {}

@@ -25,8 +25,9 @@ _OVERHEAD = 1e-4  # seconds that each batch costs the host, whatever it holds
 _CLOSE = 0.97  # of two batches whose examples per second differ less than this, the shorter is taken
 _FULL = 0.9  # a batch that runs as many examples per second as this part of the best does counts as full
 _BETTER = 1.1  # by how much a new program must be faster than those that exist
-_LEAD = 1e-3  # how long before the device is free the next batch is prepared, in seconds,
-_LEAD_SHARE = 0.1  # or this part of the batch before, whichever is longer
+# How long before the device is free the next batch is prepared: so many seconds, but at most a quarter of the
+# batch that runs, since short batches are better filled; or this part of it, if that is more.
+_LEAD, _LEAD_SHARE = 1e-3, 0.1
 _HOPE = 0.2  # the power of the rows by which a guess is shortened
 _SLACK = 2e-3  # how long before a deadline an example stops to wait for mates
 
@@ -215,7 +216,7 @@ class Planner:
         free, in_flight, last = self.device.free_at(now), self.device.in_flight, self.device.last_seconds
         while self._active and in_flight < self.rules.in_flight:
             candidates = [c for lane in self._active if (c := self._candidate(lane, now, free, wanted))]
-            soon = free - max(_LEAD, _LEAD_SHARE * last)
+            soon = free - max(min(_LEAD, last / 4), _LEAD_SHARE * last)
             if in_flight and now < soon:  # the device is busy for longer: only what need not grow
                 wake = min(wake, soon)
                 candidates = [c for c in candidates if c.full]
@@ -282,7 +283,9 @@ class Planner:
 
     def _want(self, lane: Lane, num: int, option: _Option | None, wanted: list[tuple[Kind, Bucket]]) -> None:
         """Ask for the program that would suit a lane best, unless those that exist are nearly as good."""
-        if not lane.kind.is_open or (lane.buckets and (option is None or not self.rules.compiles)):
+        if lane.is_complete or not lane.kind.is_open:
+            return
+        if lane.buckets and (option is None or not self.rules.compiles):
             return
         bucket = lane.own(num)
         if bucket in lane.kind.programs or (lane.kind, bucket) in self._asked:

@@ -103,7 +103,7 @@ def test_empty_and_oversize_examples_run_at_their_exact_sizes():
     with run.dispatcher() as d:
         futures = [d.submit(np.ones(n, np.float32)) for n in (0, 3, 9, 9, 4, 0)]
         assert [float(f.result(**WAIT)) for f in futures] == [0, 3, 9, 9, 4, 0]
-        assert futures[2].info.bucket["n"] == 9
+        assert (bucket := futures[2].info.bucket) and bucket["n"] == 9
     assert d.statistics().completed == 6
 
 
@@ -241,7 +241,7 @@ def test_a_cancelled_request_never_runs_and_its_room_is_free_again():
         pending = d.submit(np.full(1, 2, np.float32))
         assert pending.cancel() and pending.cancelled() and pending.cancel()
         assert pending.info.state == "cancelled"
-        assert concurrent.futures.wait([pending], **WAIT).done == {pending}, "waiters are told"
+        assert concurrent.futures.wait([pending], SOON).done == {pending}, "waiters are told"
         eventually(lambda: d.statistics().pending == 0)
         later = d.submit(np.full(1, 3, np.float32))
         gate.open()
@@ -310,7 +310,7 @@ def test_a_lone_example_is_not_kept_waiting_and_a_ninth_is_not_forgotten():
     with run.dispatcher(max_delay=0.02) as d:
         lone = d.submit(np.ones(2, np.float32))
         lone.result(**WAIT)
-        assert lone.info.waited <= 0.02 + 0.05
+        assert lone.info.waited is not None and lone.info.waited <= 0.02 + 0.05
         futures = [d.submit(np.ones(2, np.float32)) for _ in range(9)]
         assert len([f.result(**WAIT) for f in futures]) == 9
 
@@ -328,8 +328,9 @@ def test_what_comes_while_the_device_is_busy_runs_together():
     assert (first.info.mates, {f.info.mates for f in mates}) == (0, {7})
     info = mates[0].info
     assert (info.state, info.lengths, info.bucket) == ("done", {"n": 1}, jb.Bucket(n=4, rows=8))
-    assert info.total == pytest.approx(info.queued + info.waited + info.ran)
-    assert info.queued > 0 and info.attempts == 1
+    parts = [info.queued, info.waited, info.ran]
+    assert info.total == pytest.approx(sum(part for part in parts if part is not None))
+    assert parts[0] and parts[0] > 0 and info.attempts == 1
 
 
 def test_a_cold_bucket_does_not_hold_up_a_warm_one():

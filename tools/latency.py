@@ -104,11 +104,13 @@ def overhead(producers: int = 8, each: int = 2000) -> None:
                 for future in futures:
                     future.result()
 
+            cpu = time.process_time()
             seconds = _in_threads(produce, producers)
-            ran = d.statistics()
+            cpu, ran = time.process_time() - cpu, d.statistics()
         num = producers * each
         print(
-            f"overhead, {producers} producers, {name}: {seconds / num * 1e6:.1f} us a request "
+            f"overhead, {producers} producers, {name}: {seconds / num * 1e6:.1f} us a request, "
+            f"{cpu / num * 1e6:.1f} us of a core "
             f"({ran.filled_rows / ran.batches:.1f} examples a batch)"
         )
 

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class Policy:
     name: str
     planner: type[Planner] = Planner
     rules: Rules = Rules()
-    rows: list[int] | None = None
+    rows: list[Any] | None = None
 
 
 POLICIES = (
@@ -131,7 +132,8 @@ def simulate(
       seconds_of: what batches really take; by default what `costs` say.
     """
     if policy.rows is not None:
-        grid = Grid(policy.rows, **{dim: list(ladder) for dim, ladder in grid.sizes.items()})
+        ladders: dict[str, Any] = {dim: list(ladder) for dim, ladder in grid.sizes.items()}
+        grid = Grid(list(policy.rows), **ladders)
     kind = Kind(grid.dims)
     planner = policy.planner(policy.rules, lambda _, sizes: grid.rows_for(sizes), costs)
     planner.compiled(kind, frozenset(grid))
@@ -173,7 +175,7 @@ def simulate(
 # --- what theory says ------------------------------------------------------------------------------
 
 
-def single_server(rate: float, seconds: Sequence[float], weights: Sequence[float]) -> float:
+def single_server(rate: float, seconds: Sequence[float], weights: Any) -> float:
     """Return the mean latency of one server, first come first served: Pollaczek and Khinchine, M/G/1."""
     p = np.array(weights) / np.sum(weights)
     mean, square = float(p @ np.array(seconds)), float(p @ np.square(seconds))
@@ -191,7 +193,7 @@ def bulk_service(rate: float, seconds: Callable[[int], float], most: int) -> flo
     size = max(8 * most, 200)
     counts = np.arange(size)
     step = np.zeros((size, size))
-    durations = np.array([seconds(min(max(q, 1), most)) for q in counts])
+    durations = np.array([seconds(min(max(q, 1), most)) for q in range(size)])
     log_factorial = np.cumsum(np.log(np.maximum(counts, 1)))
     for q in counts:
         left = max(q - most, 0)
