@@ -42,7 +42,7 @@ def _see(rows: np.ndarray) -> np.ndarray:
     rows = np.asarray(rows)
     if (rows == BAD).any():
         raise ValueError("this one is bad")
-    if len(rows) > LARGE and rows[0, 0] > 90:
+    if len(rows) > LARGE and rows[0].max(initial=0) > 90:
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
     time.sleep(0.0005 * len(rows))
     return rows.sum(1)
