@@ -259,9 +259,9 @@ class Context:
             self._producers, self._line, self._env, self._known = outer
         return [read(v).data for v in jaxpr.outvars]
 
-    def apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded]) -> Sequence[Any]:
-        """Run one equation alone, outside of any jaxpr, and return its padded outputs."""
-        self._line, self._asking = _compat.source_line(eqn), eqn.primitive.name
+    def apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded], line: str) -> Sequence[Any]:
+        """Run one equation alone, of a program's `line`, and return its padded outputs."""
+        self._line, self._asking = line, eqn.primitive.name
         return self._apply(eqn, operands)
 
     def _apply(self, eqn: jex_core.JaxprEqn, operands: list[Padded]) -> Sequence[Any]:

@@ -10,8 +10,10 @@ from . import (  # noqa: F401
     _loops,
     _positions,
     _reduce,
+    _scan,
     _shapes,
     _sort,
+    _window,
 )
 from ._context import Spread as Spread
 from ._registry import names as names

@@ -9,7 +9,7 @@ into NaN. There they are replaced, and the row is flagged.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -142,7 +142,7 @@ class Row:
     def _at(self, data: Any, axis: int, space: Space, position: Any) -> Any:
         """Read `each` data along an axis, for every cell of a space in its own segment."""
         moved = jnp.moveaxis(data, axis + 1, 1)
-        flat = moved.reshape(-1, *moved.shape[2:])
+        flat = moved.reshape(moved.shape[0] * moved.shape[1], *moved.shape[2:])
         if not moved.shape[1]:
             out = jnp.zeros((space.size, *moved.shape[2:]), data.dtype)
         else:
@@ -249,7 +249,7 @@ class Row:
         else:
             expected = tuple(value.shape)
         if np.shape(value.data) != expected:
-            self._padded.refuse(eqn, f"gives the packed shape {np.shape(value.data)}, expected {expected}.")
+            self.refuse(eqn, f"gives the packed shape {np.shape(value.data)}, expected {expected}.")
         return value
 
     def _note_zeros(self, eqn: Any) -> None:
@@ -273,6 +273,8 @@ class Row:
             outs = eqn.primitive.bind(*(x.data for x in xs), **eqn.primitive.get_bind_params(eqn.params))
             kind: Kind = "total" if any(x.kind == "total" for x in xs) else "plain"
             return [Value(out, kind) for out in _listed(eqn, outs)]
+        if any(x.kind == "total" for x in xs):
+            self.refuse(eqn, "mixes a sum over the segments of a row with these, in a higher derivative.")
         rule = lookup(eqn.primitive)
         if rule is not None:
             eqn = eqn.replace(params=plain(eqn.params))
@@ -293,7 +295,7 @@ class Row:
         def one(length: Any, *arrays: Any) -> list[Any]:
             context = self.layout.padded({self.layout.dim: length}, self.name)
             pairs = [Padded(a, x.shape) for a, x in zip(arrays, xs, strict=True)]
-            return list(context.apply(eqn, pairs))
+            return list(context.apply(eqn, pairs, self._line))
 
         outs = jax.vmap(one, in_axes=(0, *in_axes))(self.layout.row.lengths, *data)
         return [self.settled(out, v.aval) for out, v in zip(outs, eqn.outvars, strict=True)]
@@ -302,6 +304,11 @@ class Row:
         """Return `each` data as the value that its true shape asks for."""
         shape = getattr(aval, "shape", ())
         return Value(self.packed(data, shape), "row", shape) if on_row(shape) else Value(data, "each", shape)
+
+    def refuse(self, eqn: jex_core.JaxprEqn, reason: str) -> NoReturn:
+        """Raise `MaskError` for an equation, naming the primitive, its ragged dims and the user's line."""
+        context = self._padded
+        context.refuse(eqn, reason)
 
     @property
     def _padded(self) -> Context:

@@ -38,5 +38,17 @@ def demanded(jaxpr: Any, totals: Sequence[bool]) -> set[Any]:
     return wanted - otherwise - {*jaxpr.invars}
 
 
+def only_added(jaxpr: Any, source: int, target: int) -> bool:
+    """Tell whether a body only adds to one of its inputs, and gives the sum as one of its outputs."""
+    added = {jaxpr.invars[source]}
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, jex_core.Literal) and v in added for v in eqn.invars):
+            if eqn.primitive.name not in ("add_any", "convert_element_type", "copy"):
+                return False
+            added.add(eqn.outvars[0])
+    given = [not isinstance(v, jex_core.Literal) and v in added for v in jaxpr.outvars]
+    return [k for k, one in enumerate(given) if one] == [target]
+
+
 def _is_real(var: Any) -> bool:
     return var.aval.dtype.kind in "fcV" and var.aval.dtype.itemsize >= 2
