@@ -246,7 +246,8 @@ class Batched:
 
         Args:
           path: an existing file is replaced as a whole.
-          shared: the shared arguments, as in a call.
+          shared: the shared arguments, as in a call; or for one of them a `pathlib.Path` to read it from: an
+            Orbax checkpoint (a folder), a .safetensors or an .npz file.
           platforms: where it shall run: "cpu", "cuda", "rocm", "tpu"; None means where JAX runs now. No such
             device is needed.
           vjp_order: how often `loaded.masked` can be differentiated; each order adds a program.
@@ -259,6 +260,7 @@ class Batched:
             own; or the grid or a size is not known yet.
           MaskError: padding would change the answer, or the gradient.
         """
+        shared = tuple(_artifact.read_weights(arg) if isinstance(arg, os.PathLike) else arg for arg in shared)
         policies = {"oversize": self._oversize, "frozen": self._frozen}
         options = _artifact.Options(platforms, vjp_order, metadata, references)
         try:

@@ -1,8 +1,8 @@
 """Artifacts: one file with the programs, weights and specs of a batched function, and no code.
 
 Reading order: `_archive` (the file), `_parts` (what is said of programs and specs, with `_trees`), `_tensors`
-(the arrays), `_export` and `_save` (writing), `_load` and `_stored` (reading, and the face of a traced
-function), `_masked` (the exported function for use inside JAX).
+(the arrays), `_sources` (weights of checkpoints), `_export` and `_save` (writing), `_load` and `_stored`
+(reading, and the face of a traced function), `_masked` (the exported function for use inside JAX).
 """
 
 from ._load import load as load
@@ -10,6 +10,6 @@ from ._load import references as references
 from ._masked import StoredMask as StoredMask
 from ._save import Options as Options
 from ._save import save as save
+from ._sources import read_weights as read_weights
 from ._stored import Artifact as Artifact
 from ._stored import StoredFunction as StoredFunction
-from ._tensors import read_safetensors as read_safetensors

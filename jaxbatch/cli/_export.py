@@ -5,12 +5,9 @@ import importlib
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from .._artifact import read_safetensors
+from .._artifact import read_weights
 from .._batched import Batched, batched
 from .._spec import spec
 from ._grids import parse_grid
@@ -36,7 +33,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the artifact."""
     function = find(args.function)
-    shared = [] if args.params is None else [read_params(args.params)]
+    shared = [] if args.params is None else [read_weights(args.params)]
     if not isinstance(function, Batched):
         if args.grid is None:
             raise ValueError(
@@ -74,37 +71,3 @@ def find(path: str) -> Any:
         except AttributeError:
             raise ValueError(f"{path!r}: there is no {name!r} in {module}.") from None
     return found
-
-
-def read_params(path: str) -> Any:
-    """Return the weights of a file, or of an Orbax checkpoint: a tree of arrays."""
-    source = Path(path)
-    if source.suffix == ".npz":
-        with np.load(source, allow_pickle=False) as arrays:
-            return nested(dict(arrays))
-    if source.suffix == ".safetensors":
-        return nested(read_safetensors(source.read_bytes()))
-    if not source.is_dir():
-        raise ValueError(
-            f"{path}: weights are an Orbax checkpoint (a folder), a .safetensors or an .npz file."
-        )
-    try:
-        from orbax import checkpoint
-    except ImportError:
-        raise ImportError(
-            f"{path}: Orbax is needed to read a checkpoint: pip install orbax-checkpoint."
-        ) from None
-    with checkpoint.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(source.resolve())
-
-
-def nested(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return a tree in the place of names such as `encoder/layer_0/kernel` or `encoder.layer_0.kernel`."""
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split("/" if "/" in name else ".")
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = array
-    return tree
