@@ -206,11 +206,11 @@ class Batched:
 
         Example:
           >>> import numpy as np, jaxbatch as jb
-          >>> run = jb.batched(lambda x: x / x.sum(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
+          >>> run = jb.batched(lambda x: x / x.max(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
           >>> with run.dispatcher() as d:
-          ...     futures = [d.submit(x) for x in (np.ones(2), np.ones(4))]
+          ...     futures = [d.submit(x) for x in (np.array([1, 2]), np.ones(3))]
           >>> [future.result().tolist() for future in futures]
-          [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25]]
+          [[0.5, 1.0], [1.0, 1.0, 1.0]]
         """
         settings = Settings(
             max_delay, max_pending, max_pending_cells, on_full, target_latency, aging, in_flight
