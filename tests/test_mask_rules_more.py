@@ -36,6 +36,13 @@ def half_pool(x, op=lax.add, init: Any = 0, padding: Any = "SAME", window_stride
     return lax.reduce_window(x, np.asarray(init, x.dtype), op, window, window_strides, padding, **steps)
 
 
+def places(x):
+    """Places that a short array does not have: one is held inside, of many the gradient is dropped."""
+    late = (x[0, 0, 0] > -9).astype(np.int32) * 3
+    rows = jax.vmap(lambda r: r[-2], in_axes=1)(x), jax.vmap(lambda r: r[late], in_axes=1)(x)
+    return x[-2], x[2, :, :], x[late], x[:, 7], x[..., -2], x[-2, 0, -3], x[jnp.array([-2, 3])], *rows
+
+
 def tangent(f, x):
     """The derivative along `x` itself, in forward mode."""
     return jax.jvp(f, (x,), (jnp.sin(x),))[1]
@@ -150,6 +157,13 @@ INDEXING = {
         lengths=(1, 2, 3, 5, 6, 8),
         low=-1,
         high=5,
+    ),
+    "places past a length of one": Case(lambda x: places(x), ["n, 3, m"], lengths=(1,)),
+    "the gradient of places past a length of one": Case(
+        jax.grad(lambda x: sum((jnp.sin(v) * jnp.cos(1 + x[:1].mean())).sum() for v in places(x))),
+        ["n, 3, m"],
+        lengths=(1, 2, 5),
+        grad=False,
     ),
     # Along the axis of fixed size too, positions are held against its end as the mode says.
     "past the end of a fixed axis": Case(

@@ -13,7 +13,7 @@ from jax import core, lax
 from jax import numpy as jnp
 
 from .. import _compat
-from .._program import Dim
+from .._program import Dim, Shape
 from ._context import Context, Padded, select
 from ._layout import fit
 from ._reduce import Identity, highest, lowest, one, zero
@@ -107,6 +107,17 @@ def _gather(ctx: Context, eqn: Any, x: Padded, indices: Padded) -> Any:
     )
 
 
+def is_place(
+    indices: Shape, batching: Sequence[int], indexed: Sequence[int], collapsed: Sequence[int]
+) -> bool:
+    """Tell whether a gather is one place of an array, `x[i]` or `x[:, i]`, or a scatter its derivative.
+
+    Where sizes are symbolic JAX promises that the place is inside, and the derivative drops one that is not;
+    where they are not it slices, and the derivative of a slice clamps its place like the slice itself.
+    """
+    return len(indices) - 1 == len(batching) and not set(indexed).isdisjoint(collapsed)
+
+
 def _surely_inside(ctx: Context, start: Any, dim: Dim, size: Dim) -> bool:
     """Tell whether a window at a known start is inside at every length, and inside the allocated axis."""
     return start >= 0 and ctx.always(dim - size - start, 0) and start + ctx.size(size) <= ctx.size(dim)
@@ -182,13 +193,22 @@ def _scatter(
 ) -> Any:
     params = eqn.params
     dims = params["dimension_numbers"]
-    # XLA itself drops what a scatter writes outside; JAX clamps only where it says so.
-    mode = _Mode.CLIP if _Mode.from_any(params["mode"]) == _Mode.CLIP else _Mode.FILL_OR_DROP
     collapsed = {*dims.inserted_window_dims, *dims.operand_batching_dims}
     window_axes = [a for a in range(len(x.shape)) if a not in collapsed]
     window: list[Dim] = [1] * len(x.shape)
     for axis, update_axis in zip(window_axes, dims.update_window_dims, strict=True):
         window[axis] = updates.shape[update_axis]
+    mode = _Mode.from_any(params["mode"])
+    place = is_place(
+        indices.shape,
+        dims.scatter_indices_batching_dims,
+        dims.scatter_dims_to_operand_dims,
+        dims.inserted_window_dims,
+    )
+    if mode == _Mode.PROMISE_IN_BOUNDS and identity is zero and place:
+        mode = _Mode.CLIP
+    elif mode != _Mode.CLIP:
+        mode = _Mode.FILL_OR_DROP  # what XLA itself does; JAX clamps only where it says so
 
     data, columns, partial = x.data, {}, []
     live = ctx.valid(indices.shape, range(len(indices.shape) - 1))
@@ -218,7 +238,7 @@ def _scatter(
         data,
         index,
         new,
-        mode=_Mode.FILL_OR_DROP if changed else params["mode"],
+        mode=_Mode.FILL_OR_DROP if changed else mode,
         indices_are_sorted=params["indices_are_sorted"] and not changed,
         unique_indices=params["unique_indices"] and not changed,
     )

@@ -17,7 +17,8 @@ from jax import numpy as jnp
 
 from .. import _compat
 from .._branches import Out, size_switch_p, switch
-from ._context import mentions_dims
+from ._context import mentions_dims, plain
+from ._index import is_place
 from ._reduce import Identity, highest, lowest, one
 
 
@@ -42,17 +43,16 @@ def _apply(eqn: Any, args: list[Any]) -> Sequence[Any]:
     if replacement is not None and mentions_dims(eqn.invars[0].aval.shape):
         return [replacement(eqn, *args)]
     if name == "gather" and mentions_dims(eqn.invars[0].aval.shape):
-        return _compat.bind(eqn, args, mode=_clamping(eqn.params["mode"]))
+        return _compat.bind(eqn, args, mode=_mode_at_fixed_sizes(eqn))
     return _compat.bind(eqn, args)
 
 
-def _clamping(mode: Any) -> Any:
-    """Return the mode under which a gather and its transpose agree about a place past a short length.
-
-    XLA clamps a gather that promised to stay inside, and drops a scatter that did.
-    """
-    promised = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.GatherScatterMode.CLIP if lax.GatherScatterMode.from_any(mode) == promised else mode
+def _mode_at_fixed_sizes(eqn: Any) -> lax.GatherScatterMode:
+    """Return the mode under which the derivative treats a place past a short length like the gather does."""
+    dims, mode = plain(eqn.params["dimension_numbers"]), lax.GatherScatterMode.from_any(eqn.params["mode"])
+    batching, collapsed = dims.start_indices_batching_dims, dims.collapsed_slice_dims
+    place = is_place(eqn.invars[1].aval.shape, batching, dims.start_index_map, collapsed)
+    return lax.GatherScatterMode.CLIP if place and mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS else mode
 
 
 def _switch(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
