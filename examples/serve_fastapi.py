@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import uvicorn
-from fastapi import FastAPI, HTTPException, Response
+import uvicorn  # pyright: ignore[reportMissingImports]  (the extra `serve` installs both)
+from fastapi import FastAPI, HTTPException, Response  # pyright: ignore[reportMissingImports]
 from prometheus_client import CollectorRegistry, generate_latest
 
 import jaxbatch as jb

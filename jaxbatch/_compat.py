@@ -181,7 +181,7 @@ def trace_context() -> Hashable:
 
 
 def thread_settings() -> Callable[[], None]:
-    """Return a function that makes the JAX settings of this thread alone those of the thread that calls it."""
+    """Return a function that gives the JAX settings of this thread alone to the thread that calls it."""
     own = [
         (state, state.get_local())
         for state in vars(_config).values()

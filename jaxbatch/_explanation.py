@@ -26,7 +26,7 @@ class Explanation:
       bucket_seconds: what the batches of each bucket are predicted to take together; None where unknown.
       bucket_bytes: memory that the program of each bucket takes, arguments and results included; None where
         unknown.
-      advice: whether a finer ladder would repay its compiles; None where costs are unknown or it gains little.
+      advice: whether a finer ladder would repay its compiles; None where costs are unknown or gains small.
     """
 
     jobs: tuple[Job, ...]

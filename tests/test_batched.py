@@ -829,3 +829,14 @@ def test_lengths_of_several_dims_are_a_dict():
         run.explain({"h": [1.5], "w": [1]})
     with pytest.raises(ValueError, match=r"the shapes are `h` \(2,\), `w` \(3,\)"):
         run.explain({"h": [1, 2], "w": [1, 2, 3]})
+
+
+def test_a_function_that_raises_at_all_lengths_of_the_largest_bucket_serves_the_others():
+    def f(x):
+        if x.shape[0] > 8:
+            raise ValueError("too long for this function")
+        return x.sum()
+
+    run = jb.batched(f, spec=jb.spec("n", "float32"), grid=jb.Grid(n=[4, 8, 16]))
+    short, long, middle = run([np.ones(n, np.float32) for n in (3, 12, 8)], errors="return")
+    assert short == 3 and middle == 8 and "too long for this function" in str(long)

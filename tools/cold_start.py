@@ -3,8 +3,8 @@
     python -m tools.cold_start --model minilm
 
 Each way runs in processes of its own: one to fill what it keeps, then one that is measured. `import` is the
-time to import, `weights` to read them (or the artifact), `programs` to obtain all programs of the ladder (tracing,
-lowering, compiling or loading), `first` from the start of the process to the first result.
+time to import, `weights` to read them (or the artifact), `programs` to obtain all programs of the ladder
+(tracing, lowering, compiling or loading), `first` from the start of the process to the first result.
 """
 
 import argparse
