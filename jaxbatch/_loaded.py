@@ -88,13 +88,13 @@ def load(
       OSError: there is no such file.
 
     Example:
-      >>> import numpy as np, jaxbatch as jb, os, tempfile
-      >>> run = jb.batched(lambda x: x / x.sum(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
+      >>> import jaxbatch as jb, os, tempfile
+      >>> run = jb.batched(lambda x: x - x.mean(), spec=jb.spec("n", "float32"), grid=jb.Grid(n=(4, 16)))
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     run.save(os.path.join(folder, "normalise.jbx"))
-      ...     loaded = jb.load(os.path.join(folder, "normalise.jbx"))
-      >>> [y.tolist() for y in loaded([np.ones(2), np.ones(4)])]
-      [[0.5, 0.5], [0.25, 0.25, 0.25, 0.25]]
+      ...     run.save(os.path.join(folder, "centre.jbx"))
+      ...     loaded = jb.load(os.path.join(folder, "centre.jbx"))
+      >>> [y.tolist() for y in loaded([[1.0, 3.0], [5.0]])]
+      [[-1.0, 1.0], [0.0]]
     """
     where = "jaxbatch.load"
     try:
