@@ -292,14 +292,20 @@ def _install_watch() -> None:
         cls._jaxbatch_watched = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
+# Functions of JAX itself whose answer rests on such a test: the derivative of `det` has a formula for size 1.
+_DECIDE_ON_SIZES = {"_cofactor_solve"}
+
+
 def _differs(dim: Any, other: Any, operation: str, frame: Any) -> bool:
     """Report a test that JAX has answered with False, if the user made it and the truth is undecided."""
     on_test = getattr(_watch, "on_test", None)
-    if on_test is None or not is_user_frame(frame):
+    own = frame.f_code.co_name in _DECIDE_ON_SIZES
+    if on_test is None or not (own or is_user_frame(frame)):
         return False
     _watch.on_test = None  # what follows compares sizes itself
     try:
-        line = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        # Without a line it is JAX's own test.
+        line = "" if own else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
         if operation == "hash":
             on_test(f"a look-up by the size {dim}", line, None)
         elif _may_be_equal(dim, other):

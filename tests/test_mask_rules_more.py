@@ -616,3 +616,15 @@ def test_positions_are_called_sorted_and_unique_only_where_they_still_are(name, 
     assert ("indices_are_sorted = true" in text) == (promised and kept)
     # XLA takes the second promise for a scatter only.
     assert ("unique_indices = true" in text) == (promised and kept and name == "scatter-add")
+
+
+def test_a_masked_gradient_of_a_determinant_holds_at_size_one_where_jax_has_another_formula():
+    def f(x):
+        return jnp.linalg.det(x @ x.T + 3 * jnp.eye(x.shape[0]))
+
+    masked = jb.mask(jax.grad(f), spec=jb.spec("n, 1", "float32"))
+    for n in (1, 2, 3):
+        x = np.linspace(0.5, 0.9, n, dtype=np.float32)[:, None]
+        padded = np.full((4, 1), np.nan, np.float32)
+        padded[:n] = x
+        np.testing.assert_allclose(masked({"n": n}, padded)[:n], jax.grad(f)(x), rtol=1e-5)
