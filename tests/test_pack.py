@@ -217,3 +217,17 @@ def test_arguments_of_another_layout_are_refused(arguments, error, message):
 def test_explain_needs_a_call():
     with pytest.raises(ValueError, match="call the function first"):
         jb.pack(lambda x: x, spec=VECTOR).explain()
+
+
+def test_slots_that_no_segment_uses_may_stand_anywhere():
+    def f(x):  # a value of size n + 1, whose place on its own row follows from all segments before it
+        y = jnp.concatenate([jnp.zeros(1), jnp.cumsum(x)])
+        return y, y.sum()
+
+    x = np.arange(1.0, 8.0, dtype=np.float32)
+    segments = np.array([1, 1, 1, 3, 3, 3, 3], np.int32)
+    starts, lengths = np.array([0, 0, 0, 3], np.int32), np.array([0, 3, 0, 4], np.int32)
+    (_, sums), _ = jb.pack(f, spec=VECTOR)(segments, starts, lengths, x)
+    for slot, part in ((1, x[:3]), (3, x[3:])):
+        np.testing.assert_allclose(sums[slot], f(jnp.asarray(part))[1], rtol=1e-6)
+    np.testing.assert_array_equal(sums[np.array([0, 2])], 0)

@@ -49,7 +49,7 @@ class Layout:
     """The segments of a row as the caller gives them.
 
     Slots of the segment axis that no segment uses have length 0. They are computed as copies of the first
-    one, since a loop that their data end might never do so.
+    used one, since a loop that their data end might never do so.
 
     Attributes:
       dim: the ragged dim.
@@ -71,7 +71,7 @@ class Layout:
         starts, lengths = (_compat.on_device(jnp.asarray(x, np.int32)) for x in (starts, lengths))
         segments = _compat.on_device(jnp.asarray(segments, np.int32))
         real = lengths > 0
-        owner = jnp.where(real, lax.iota(np.int32, real.shape[0]), 0)
+        owner = jnp.where(real, lax.iota(np.int32, real.shape[0]), jnp.argmax(real))
         starts, lengths = starts[owner], jnp.maximum(lengths[owner], 1)
         segment = jnp.maximum(segments, 0)
         position = lax.iota(np.int32, segments.shape[0]) - starts[segment]
@@ -91,7 +91,8 @@ class Layout:
         starts = (ends - jnp.where(self.real, own, 0))[self.owner]
         cell = lax.iota(np.int32, self.size(dim))
         reached = (cell[:, None] >= starts[None]) & self.real[None]
-        segment = jnp.maximum(jnp.sum(reached, axis=1, dtype=np.int32) - 1, 0)  # used slots come first
+        # Of several that begin here the last one, as those before it have no cell.
+        segment = jnp.max(jnp.where(reached, lax.iota(np.int32, self.num_segments)[None], 0), axis=1)
         position = cell - starts[segment]
         return Space(cell.shape[0], segment, position, position < own[segment], starts, own)
 
