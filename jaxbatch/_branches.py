@@ -7,6 +7,7 @@ would see at its own sizes, and the one that the length belongs to gives the ans
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,6 +76,18 @@ def split(difference: Any, bounds: Bounds) -> tuple[Bounds, Bounds] | None:
         last, high = (middle, high) if sign(middle) == sign(low) else (last, middle)
     below, above = (low, last), (last + 1, bounds[name][1])
     return {**bounds, name: below}, {**bounds, name: above}
+
+
+def is_zero(difference: Any, bounds: Bounds) -> bool | None:
+    """Tell whether a size is zero at every length or at none; None if that depends on it, or is not known."""
+    names = sorted(_compat.dim_names(difference))
+    if not all(name in bounds for name in names):
+        return None
+    if math.prod(bounds[name][1] - bounds[name][0] + 1 for name in names) > _MAX_CHECKED:
+        return None
+    lengths = np.meshgrid(*(np.arange(bounds[name][0], bounds[name][1] + 1) for name in names))
+    zero = _compat.evaluate(difference, dict(zip(names, lengths, strict=True))) == 0
+    return True if np.all(zero) else None if np.any(zero) else False
 
 
 # --- the equation ----------------------------------------------------------------------------------

@@ -259,12 +259,13 @@ _patch_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def watch_size_tests(on_test: Callable[[str, str, Any], None]) -> Iterator[None]:
-    """Call `on_test(expression, user_line, difference)` for an undecided equality test on a symbolic size.
+def watch_size_tests(on_test: Callable[[str, str, Any], bool]) -> Iterator[None]:
+    """Call `on_test(expression, user_line, difference)` to decide an equality test on a symbolic size.
 
     JAX answers `n == 37` and a dict look-up by `n` with False when it cannot decide (its comment in
-    `_DimExpr.__eq__` calls this unsound). Only tests made from the user's frames, in this thread, while
-    this context is open, are reported. `on_test` may raise.
+    `_DimExpr.__eq__` calls this unsound), and to Python any `n % 2` is true. Only tests made from the user's
+    frames, in this thread, while this context is open, are reported, and those of JAX's own that change an
+    answer, with "" for the line. `on_test` returns whether the sizes are equal, or raises.
     """
     _install_watch()
     previous = getattr(_watch, "on_test", None)
@@ -276,7 +277,7 @@ def watch_size_tests(on_test: Callable[[str, str, Any], None]) -> Iterator[None]
 
 
 def _install_watch() -> None:
-    """Wrap the equality and the hash of symbolic dimensions, once a process; inert without a watcher."""
+    """Wrap equality, hash and truth of symbolic dimensions, once a process; inert without a watcher."""
     cls = _shape_poly._DimExpr
     with _patch_lock:
         if hasattr(cls, "_jaxbatch_watched"):
@@ -285,34 +286,34 @@ def _install_watch() -> None:
 
         # Lambdas, so that the caller is the frame above: a type-checking import hook wraps other functions.
         frame = sys._getframe
-        equal = lambda self, other: plain_eq(self, other) or _differs(self, other, "==", frame(1))  # noqa: E731
-        unequal = lambda self, other: not (plain_eq(self, other) or _differs(self, other, "!=", frame(1)))  # noqa: E731
-        hashed = lambda self: plain_hash(self) + _differs(self, None, "hash", frame(1))  # noqa: E731
+        equal = lambda self, other: plain_eq(self, other) or _is_equal(self, other, "==", frame(1))  # noqa: E731
+        unequal = lambda self, other: not (plain_eq(self, other) or _is_equal(self, other, "!=", frame(1)))  # noqa: E731
+        hashed = lambda self: plain_hash(self) + _is_equal(self, None, "hash", frame(1))  # noqa: E731
+        true = lambda self: not _is_equal(self, 0, "!=", frame(1))  # noqa: E731
         cls.__eq__, cls.__ne__, cls.__hash__ = equal, unequal, hashed  # pyright: ignore[reportAttributeAccessIssue]
+        cls.__bool__ = true  # pyright: ignore[reportAttributeAccessIssue]
         cls._jaxbatch_watched = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# Functions of JAX itself whose answer rests on such a test: the derivative of `det` has a formula for size 1.
-_DECIDE_ON_SIZES = {"_cofactor_solve"}
+# Functions of JAX's own whose answer depends on such a test: the derivative of `det` at size 1, and padding
+# to whole bytes. Elsewhere JAX's own tests on sizes only save work.
+_SPECIAL_CASES = ("_cofactor_solve", "packbits")
 
 
-def _differs(dim: Any, other: Any, operation: str, frame: Any) -> bool:
-    """Report a test that JAX has answered with False, if the user made it and the truth is undecided."""
+def _is_equal(dim: Any, other: Any, operation: str, frame: Any) -> bool:
+    """Answer a test that JAX took for one of different sizes; report it if it matters and is undecided."""
     on_test = getattr(_watch, "on_test", None)
-    own = frame.f_code.co_name in _DECIDE_ON_SIZES
-    if on_test is None or not (own or is_user_frame(frame)):
+    by_user = is_user_frame(frame)
+    if on_test is None or not (by_user or frame.f_code.co_name in _SPECIAL_CASES):
         return False
     _watch.on_test = None  # what follows compares sizes itself
     try:
-        # Without a line it is JAX's own test.
-        line = "" if own else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        line = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})" if by_user else ""
         if operation == "hash":
-            on_test(f"a look-up by the size {dim}", line, None)
-        elif _may_be_equal(dim, other):
-            on_test(f"{dim} {operation} {other}", line, dim - other)
+            return on_test(f"a look-up by the size {dim}", line, None)
+        return _may_be_equal(dim, other) and on_test(f"{dim} {operation} {other}", line, dim - other)
     finally:
         _watch.on_test = on_test
-    return False
 
 
 def is_user_frame(frame: Any) -> bool:

@@ -155,10 +155,13 @@ def _trace(
 def _trace_once(
     f: Callable[..., Any], leaves: Sequence[Any], bounds: Bounds, name: str, derived: bool
 ) -> Program:
-    def refuse(test: str, line: str, difference: Any) -> None:
+    def decide(test: str, line: str, difference: Any) -> bool:
         if derived and not line:
-            return  # JAX's own test, in a derivative that `_primal` has replaced
-        where = line or "a derivative of JAX's own"
+            return False  # JAX's own test, in a derivative that `_primal` has replaced
+        equal = None if difference is None else _branches.is_zero(difference, bounds)
+        if equal is not None:
+            return equal
+        where = line or "a function of JAX's own"
         raise SizeTestError(
             f"{name}: {where} depends on {test}, which differs between examples, so one program cannot serve "
             f"them all. Compute it with jnp.where, or declare the dim as a fixed size.",
@@ -166,7 +169,7 @@ def _trace_once(
         )
 
     try:
-        with _compat.watch_size_tests(refuse):
+        with _compat.watch_size_tests(decide):
             closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*leaves)
     except jex_core.InconclusiveDimensionOperation as error:
         raise SizeTestError(

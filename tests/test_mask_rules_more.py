@@ -476,6 +476,29 @@ def test_padding_never_changes_values_or_gradients(name):
     assert_exact(CASES[name])
 
 
+# What is not zero is true: JAX takes every size of which it does not know for that.
+TRUTHS = {
+    "a remainder": Case(lambda x: jnp.sin(x) if x.shape[0] % 2 else x),
+    "no remainder": Case(lambda x: x if not x.shape[0] % 3 else jnp.sin(x)),
+    "or": Case(lambda x: x * (x.shape[0] // 4 or 7)),
+    "and": Case(lambda x: x * ((x.shape[0] - 1) and 5)),
+    "any": Case(lambda x: x * 2 if any([x.shape[0] - 1, 0]) else x),
+    "a sum that is never zero": Case(lambda x: x * 2 if x.shape[0] else x),
+    "the gradient of a determinant": Case(
+        jax.grad(lambda x: jnp.linalg.det(x @ x.T * 0.1 + jnp.eye(x.shape[0]))),
+        lengths=(1, 2, 3, 5, 8),
+        grad=False,
+        tolerance=1e-4,
+    ),
+    "whole bytes": Case(lambda x: jnp.packbits(x > 0, axis=0), grad=False),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_truth_of_a_size_is_that_of_the_true_length(name):
+    assert_exact(TRUTHS[name])
+
+
 # --- refusals --------------------------------------------------------------------------------------
 
 
