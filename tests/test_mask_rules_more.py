@@ -271,6 +271,11 @@ WINDOWS = {
         )[0],
         ["n, 4", "m, 4, 2"],
     ),
+    # Its derivative has arrays of fixed size alone: only its padding follows the length.
+    "ragged kernel over a fixed signal": Case(
+        lambda x, w: lax.conv_general_dilated(x[None], w, (1,), "SAME", dimension_numbers=DIMS)[0],
+        ["8, 4", "n, 4, 2"],
+    ),
     "ragged batch": Case(
         lambda w, x: lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=DIMS),
         ["n, 5, 4"],

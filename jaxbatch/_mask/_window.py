@@ -94,7 +94,7 @@ def _conv(ctx: Context, eqn: Any, lhs: Padded, rhs: Padded) -> Any:
         ctx.refuse(eqn, "has a ragged number of output features in groups.")
     left = ctx.fill(lhs, [lhs_feature, *lhs_axes], 0)
     right = ctx.fill(rhs, [rhs_feature, *rhs_axes], 0)
-    if not lhs.ragged(lhs_axes) and not rhs.ragged(rhs_axes):
+    if not (lhs.ragged(lhs_axes) or rhs.ragged(rhs_axes) or mentions_dims(params["padding"])):
         return ctx.bind(eqn, left, right)
     out = ctx.shape(eqn.outvars[0].aval.shape)
     left, padding, dilation = align(
