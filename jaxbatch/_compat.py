@@ -1,8 +1,9 @@
 """The only module that touches private JAX, and the only one that knows of JAX's versions.
 
 It evaluates symbolic dimensions, lists all primitives, opens jaxprs of every version, finds the user's line
-for an equation, and notices equality tests on symbolic sizes. It changes two things in JAX itself: what a
-strided convolution's padding may be, and, from the first trace on, what such an equality test does.
+for an equation, and notices equality tests on symbolic sizes. It changes three things in JAX itself: what a
+strided convolution's padding may be, how often the bounds of a size are worked out, and, from the first trace
+on, what such an equality test does.
 Everything is written for JAX 0.10 to 0.12; a name that disappears should break here, loudly.
 """
 
@@ -23,6 +24,7 @@ from jax._src import config as _config
 from jax._src import source_info_util as _source_info
 from jax._src.export import _export
 from jax._src.export import shape_poly as _shape_poly
+from jax._src.export import shape_poly_decision as _decision
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import convolution as _convolution
 from jax.extend import core as jex_core
@@ -226,6 +228,37 @@ class _SymbolicIndex:
 # The gradient of a strided convolution pads by a symbolic amount, which the primitive takes and the check
 # in front of it, `operator.index(padding)`, does not (JAX 0.10 to 0.12).
 _convolution.operator = _SymbolicIndex()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
+
+
+_MAX_BOUNDS = 5_000  # about a second
+
+
+def _remember_bounds() -> None:
+    """Work out the bounds of each part of a size once for the constraints at hand, and of not too many parts.
+
+    JAX eliminates the terms of a size in every order, so that a few strided windows with `SAME` padding in a
+    row take minutes to trace. Bounds that were given up are infinite, which is never wrong.
+    """
+    cls = _decision._DecisionByElimination
+    work_out, add = cls._bounds_for_sorted_terms, cls.add_to_state
+
+    def bounds(self: Any, scope: Any, e: Sequence[Any], i: int, prec: Any) -> Any:
+        known = self.__dict__.setdefault("_jaxbatch_bounds", {})
+        key = (tuple(e[i:]), prec)
+        if key not in known:
+            if len(known) > _MAX_BOUNDS:
+                return -np.inf, np.inf
+            known[key] = work_out(self, scope, e, i, prec)
+        return known[key]
+
+    def add_to_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__.pop("_jaxbatch_bounds", None)
+        return add(self, *args, **kwargs)
+
+    cls._bounds_for_sorted_terms, cls.add_to_state = bounds, add_to_state
+
+
+_remember_bounds()
 
 
 # --- exported programs -----------------------------------------------------------------------------
