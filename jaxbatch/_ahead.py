@@ -62,7 +62,7 @@ class Ahead:
                 shared = self.shared(args)
                 traced = self._traced(shared, fixed)
         means = Means(engine.costs) if traced is None else engine.means(traced, frozen=frozen)
-        jobs, kept = self._plan(inside, means)
+        jobs, kept = self._plan(inside, means, traced)
         programs = {} if traced is None else engine.programs(traced)
         found = explain(
             jobs,
@@ -103,11 +103,13 @@ class Ahead:
     def _traced(self, shared: Shared, fixed: Mapping[str, int]) -> Traced | None:
         """Return the trace, if the function can be padded at all."""
         try:
-            return self._engine.padded(shared, self._engine.function.spec.dtypes(), fixed)
+            return self._engine.for_lists(shared, self._engine.function.spec.dtypes(), fixed)
         except Exception:  # it belongs to a call; with a dtype family the default may be the wrong one
             return None
 
-    def _plan(self, lengths: np.ndarray, means: Means) -> tuple[list[Job], np.ndarray]:
+    def _plan(
+        self, lengths: np.ndarray, means: Means, traced: Traced | None = None
+    ) -> tuple[list[Job], np.ndarray]:
         """Return the jobs for examples of these lengths, and the lengths without oversize examples."""
         grid = self._engine.grid_for(lengths)
         over = (lengths > np.array(list(grid.limits.values()), np.int64)).any(axis=1)
@@ -117,7 +119,8 @@ class Ahead:
             except OversizeError as error:
                 raise error.with_context(self._engine.where)  # noqa: B904  (it is the same error)
         kept = lengths[~over]
-        return plan(kept, grid, means), kept
+        jobs = plan(kept, grid, means) if traced is None else traced.plan(kept, grid, means)
+        return jobs, kept
 
     # --- compile and measure ---
 
@@ -138,7 +141,7 @@ class Ahead:
                 f"{engine.where}: the size of `{unknown[0]}` is not known before the first example. Write "
                 f"the number into the spec."
             )
-        traced = engine.padded(shared, dtypes, fixed)
+        traced = engine.for_lists(shared, dtypes, fixed)
         if traced is not None:
             if array is None:
                 assert engine.grid is not None
@@ -153,7 +156,7 @@ class Ahead:
         """Prepare the buckets of a plan, and of the plan that then is the best, until it is the same one."""
         while True:
             ready = self._engine.programs(traced).keys()
-            jobs, _ = self._plan(lengths, self._engine.means(traced, frozen=False))
+            jobs, _ = self._plan(lengths, self._engine.means(traced, frozen=False), traced)
             buckets = dict.fromkeys(job.bucket for job in jobs)
             self._prepare(traced, buckets, shared, measure)
             if buckets.keys() <= ready:

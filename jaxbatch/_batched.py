@@ -56,12 +56,20 @@ class Batched:
         costs: Costs | None,
         disk: DiskCache | None = None,
         streams: int = 1,
+        layout: str = "padded",
     ):
         self._function = function
         self._oversize = oversize
         self._frozen = frozen
         self._engine = Engine(
-            function, grid, on_unmaskable=on_unmaskable, key=key, costs=costs, disk=disk, streams=streams
+            function,
+            grid,
+            on_unmaskable=on_unmaskable,
+            key=key,
+            costs=costs,
+            disk=disk,
+            streams=streams,
+            layout=layout,
         )
         names = argument_names(function.f, len(function.per_example))
         self._shared_names = [n for n, one in zip(names, function.per_example, strict=True) if not one]
@@ -412,6 +420,7 @@ def batched(
     costs: Costs | None = None,
     streams: int = 1,
     cache_dir: str | os.PathLike[str] | None = None,
+    layout: Literal["padded", "packed"] = "padded",
 ) -> Batched:
     """Turn a function of one example at its exact size into one of many examples of many sizes.
 
@@ -447,6 +456,10 @@ def batched(
       cache_dir: a folder, of the user's own, that keeps compiled programs: a later process traces and lowers
         as usual, and reads what is there instead of compiling. Entries of other machines or versions are not
         used. What is read from it is run, so others must not be able to write to it.
+      layout: "padded" puts each example into a row of its own, "packed" as many as there is room for, with no
+        padding between them; the sizes of the grid are then those of rows. A function that cannot be packed
+        is padded, and the notes of the statistics say why; so are examples next to one whose numbers are not
+        finite.
 
     Returns:
       A `Batched`: call it with the arguments of `f`, a list of examples in the place of each one.
@@ -472,6 +485,10 @@ def batched(
         raise TypeError(f"{where}: key={key!r} has no hash; use a string or a tuple of strings.")
     if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
         raise ValueError(f"{where}: streams={streams!r}; it is a number of threads, 1 or more.")
+    if layout not in ("padded", "packed"):
+        raise ValueError(f"{where}: layout={layout!r}; use 'padded' or 'packed'.")
+    if layout == "packed" and grid is None:
+        raise ValueError(f"{where}: layout='packed' needs grid=, whose sizes are those of rows.")
     if per_example and mask_arg is not None:
         raise ValueError(f"{where}: mask_arg={mask_arg!r} is for functions that mask themselves.")
     try:
@@ -496,6 +513,7 @@ def batched(
         costs=costs,
         disk=disk,
         streams=streams,
+        layout=layout,
     )
     run._trace_early()
     return run

@@ -16,7 +16,7 @@ from ._errors import MaskError, OversizeError, SpecError
 from ._executables import KeyTakenError
 from ._grid import Bucket, Grid
 from ._pipeline import Pipeline, Window, Work
-from ._plan import chunk, plan
+from ._plan import chunk
 from ._shared import Shared
 from ._spec import Checked, shared_dims
 from ._traced import Traced
@@ -150,7 +150,7 @@ class Call:
             traced = None
             if len(inside):
                 try:
-                    traced = self._engine.padded(self._shared, dtypes, self._fixed.sizes)
+                    traced = self._engine.for_lists(self._shared, dtypes, self._fixed.sizes)
                 except Exception as error:
                     if isinstance(error, MaskError | KeyTakenError) or not self._own_fault(dtypes):
                         raise
@@ -162,8 +162,8 @@ class Call:
             yield from self._exact_works(rows, alone, dtypes, grid)
             if traced is not None:
                 means = self._engine.means(traced, frozen=self._policy.frozen)
-                for job in plan(rows.lengths[inside], grid, means):
-                    yield rows.work(traced, job.bucket, inside[list(job.indices)])
+                for job in traced.plan(rows.lengths[inside], grid, means):
+                    yield rows.work(traced, job.bucket, inside[list(job.indices)], job.used)
 
     def _raising(self, rows: "_Rows", inside: np.ndarray, traced: Traced) -> np.ndarray:
         """Return whether each example has a length at which the function itself raises."""
@@ -260,11 +260,11 @@ class _Rows:
         for dtypes, members in groups.items():
             yield dtypes, np.array(members)
 
-    def work(self, traced: Traced, bucket: Bucket, members: np.ndarray) -> Work:
+    def work(self, traced: Traced, bucket: Bucket, members: np.ndarray, used: int | None = None) -> Work:
         """Return the batch of these rows."""
         examples = [self.examples[row] for row in members.tolist()]
         indices = tuple(self.indices[members].tolist())
-        return Work(self.window, traced, bucket, indices, examples, self.lengths[members])
+        return Work(self.window, traced, bucket, indices, examples, self.lengths[members], used)
 
 
 class FixedSizes:

@@ -90,16 +90,23 @@ class Tally:
         self._samples: collections.deque[float] = collections.deque(maxlen=SAMPLES)
         self._timed = 0
 
-    def add(self, bucket: Bucket, lengths: np.ndarray, seconds: float = 0.0) -> None:
-        """Count a batch; `lengths` are those of its examples, [num, num_dims], in the bucket's order."""
+    def add(self, bucket: Bucket, lengths: np.ndarray, seconds: float = 0.0, used: int | None = None) -> None:
+        """Count a batch.
+
+        Args:
+          lengths: those of its examples, [num, num_dims], in the bucket's order.
+          seconds: of the host.
+          used: how many rows hold examples, if that is not one for each.
+        """
         rows, num, sums = bucket["rows"], len(lengths), lengths.sum(axis=0).tolist()
         cells = bucket.cells // rows
         valid = sums[0] if len(sums) == 1 else int(lengths.prod(axis=1, dtype=np.int64).sum())
         self._batches += 1
         self._examples += num
         self._valid += valid
-        self._padded += num * cells
-        self._filler += (rows - num) * cells
+        used = num if used is None else used
+        self._padded += used * cells
+        self._filler += (rows - used) * cells
         self._seconds += seconds
         for (dim, size), total in zip(bucket.sizes.items(), sums, strict=True):
             self._length_sums[dim] = self._length_sums.get(dim, 0) + total

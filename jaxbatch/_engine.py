@@ -19,6 +19,7 @@ from ._errors import MaskError
 from ._executables import Executables, Leaf, Signature, SingleFlight, store_for
 from ._flights import Streams
 from ._grid import Bucket, Grid
+from ._packed_rows import packed_rows
 from ._plan import Means
 from ._shared import Shared
 from ._statistics import Recorder
@@ -37,6 +38,7 @@ class Engine:
       costs: what is known of costs already.
       disk: where compiled programs are kept for other processes.
       streams: how many batches run at the same time.
+      layout: "padded" or "packed".
 
     Attributes:
       dims: the ragged dims; columns of all arrays of lengths are in this order.
@@ -53,7 +55,9 @@ class Engine:
         costs: Costs | None = None,
         disk: DiskCache | None = None,
         streams: int = 1,
+        layout: str = "padded",
     ):
+        self.layout = layout
         self.function = function
         self.dims = function.spec.dims if grid is None else grid.dims
         self.fixed_dims = tuple(dim for dim in function.spec.dims if dim not in self.dims)
@@ -212,6 +216,28 @@ class Engine:
             )
             self._unmaskable = True
             return None
+
+    def for_lists(
+        self, shared: Shared, dtypes: Sequence[np.dtype], fixed: Mapping[str, int]
+    ) -> Traced | None:
+        """Return the trace for calls with lists: packed if that is wanted and possible, else as `padded`.
+
+        Why a function is padded only stands in the statistics' notes.
+        """
+        padded = self.padded(shared, dtypes, fixed)
+        if self.layout == "padded" or padded is None:
+            return padded
+        assert self._grid is not None
+        grid = self._grid
+
+        def make() -> Traced:
+            try:
+                return self._registered(packed_rows(padded, grid))
+            except MaskError as error:
+                self.recorder.note(f"padded only: {error}")
+                return padded
+
+        return self._traces.get((padded.signature, "packed"), make)[0]
 
     def traces(self) -> list[Traced]:
         """Return all traces that were made and are kept."""

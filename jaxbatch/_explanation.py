@@ -140,7 +140,7 @@ def explain(
     padded, valid, worst = 0.0, 0.0, 1.0
     for job in jobs:
         own = lengths[np.asarray(job.indices, np.intp)]
-        tallies.setdefault(job.bucket, Tally()).add(job.bucket, own)
+        tallies.setdefault(job.bucket, Tally()).add(job.bucket, own, used=job.used)
         cells, sizes = own.astype(np.float64).prod(axis=1), float(job.bucket.cells // job.bucket["rows"])
         padded, valid = padded + len(own) * sizes**2, valid + float((cells**2).sum())
         worst = max(worst, sizes / float(cells.min()))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._batch import Residuals, pad_and_stack, unstack
+from ._batch import Residuals
 from ._grid import Bucket
 from ._timing import BatchTimes
 from ._traced import Traced
@@ -83,7 +83,7 @@ def start(
     """
     begun = time.perf_counter()
     lengths = lengths[:, : len(traced.dims)]  # a program for exact sizes may need none
-    arrays, residuals = pad_and_stack(examples, lengths, traced.shapes(bucket), bucket["rows"])
+    arrays, residuals = traced.assemble(bucket, examples, lengths)
     padded = time.perf_counter()
     outputs = streams.run(program, traced.counts(residuals), traced.consts(bucket), shared, arrays)
     started, ready = time.perf_counter(), None
@@ -92,6 +92,10 @@ def start(
         for output in outputs:
             output.copy_to_host_async()
     return Flight(traced, outputs, residuals, begun, padded, started, ready)
+
+
+AGAIN = object()
+"""Stands for a result that does not count: the example is to run again, by the trace's `again`."""
 
 
 def fetch(flight: Flight) -> tuple[list[Any], BatchTimes]:
@@ -104,10 +108,11 @@ def fetch(flight: Flight) -> tuple[list[Any], BatchTimes]:
         ready = time.perf_counter()
     arrays = [np.asarray(output) for output in outputs]
     fetched = time.perf_counter()
-    rows = unstack(arrays, flight.residuals, flight.traced.out_shapes(flight.residuals))
+    rows = flight.traced.take_apart(arrays, flight.residuals)
     tree = flight.traced.out_tree
     single = jax.tree_util.treedef_is_leaf(tree)  # nearly always, and then there is nothing to put together
-    results = [leaves[0] for leaves in rows] if single else list(map(tree.unflatten, rows))
+    put = (lambda leaves: leaves[0]) if single else tree.unflatten
+    results = [AGAIN if leaves is None else put(leaves) for leaves in rows]
     delivered = time.perf_counter()
     times = BatchTimes(flight.begun, flight.padded, flight.started, waited, fetched, delivered, ready)
     return results, times

@@ -22,7 +22,7 @@ from ._fit import fit_ladders
 Sizes: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsIndex]
 """How a user describes a ladder: one size, `(lo, hi)` for powers of two, or a list taken as it is."""
 
-RESERVED_NAMES = ("rows", "max_cells")
+RESERVED_NAMES = ("rows", "max_cells", "segments")
 _LARGEST_SIZE = 2**62  # Lengths are compared as int64, and sums of two sizes must not wrap.
 
 
@@ -98,6 +98,7 @@ class Grid:
       rows: the sizes of the batch axis, ascending.
       max_cells: the largest rows x product of sizes, or None for no limit.
       caps: (sizes, largest number of rows) where `capped` set one.
+      segments: the most examples in one packed row; None for one in 8 cells.
 
     Example:
       >>> grid = Grid(n=(16, 100), rows=[1, 8])
@@ -110,8 +111,15 @@ class Grid:
     rows: tuple[int, ...]
     max_cells: int | None
     caps: tuple[tuple[tuple[int, ...], int], ...]
+    segments: int | None
 
-    def __init__(self, rows: Sizes = (1, 64), max_cells: SupportsIndex | None = None, **dims: Sizes):
+    def __init__(
+        self,
+        rows: Sizes = (1, 64),
+        max_cells: SupportsIndex | None = None,
+        segments: SupportsIndex | None = None,
+        **dims: Sizes,
+    ):
         for dim in dims:
             if not dim.isidentifier():
                 raise ValueError(f"Grid: {dim!r} cannot name a dim. Name the dims of the spec, such as `n`.")
@@ -121,6 +129,8 @@ class Grid:
         limit = None if max_cells is None else _positive("max_cells", max_cells)
         object.__setattr__(self, "max_cells", limit)
         object.__setattr__(self, "caps", ())
+        most = None if segments is None else _positive("segments", segments)
+        object.__setattr__(self, "segments", most)
 
     @classmethod
     def infer(cls, lengths: Mapping[str, np.ndarray | Sequence[int]]) -> "Grid":
@@ -132,7 +142,7 @@ class Grid:
         """
         tops = {dim: int(np.max(values, initial=1)) for dim, values in lengths.items()}
         dims: dict[str, Sizes] = {dim: (1, 1 << (top - 1).bit_length()) for dim, top in tops.items()}
-        return cls((1, 64), None, **dims)
+        return cls((1, 64), None, None, **dims)
 
     @classmethod
     def fit(
@@ -178,7 +188,7 @@ class Grid:
         except (TypeError, ValueError) as error:
             raise type(error)(f"Grid.fit: {error}") from None
         dims: dict[str, Sizes] = {dim: list(ladder) for dim, ladder in ladders.items()}
-        return cls(rows, max_cells, **dims)
+        return cls(rows, max_cells, None, **dims)
 
     @classmethod
     def tune(cls, run: Any, *shared: Any, max_bytes: int | None = None) -> "Grid":
@@ -318,6 +328,8 @@ class Grid:
         parts.append(f"rows={_describe(self.rows)}")
         if self.max_cells is not None:
             parts.append(f"max_cells={self.max_cells}")
+        if self.segments is not None:
+            parts.append(f"segments={self.segments}")
         caps = f".capped({dict(self.caps)})" if self.caps else ""
         return f"Grid({', '.join(parts)}){caps}"
 

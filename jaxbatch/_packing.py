@@ -65,8 +65,8 @@ class PackedFunction:
           segments: the segment of each cell, -1 for cells between segments; int32 [cells]. The cells of a
             segment are adjacent.
           starts: the first cell of each segment; int32 [segments].
-          lengths: how many cells each segment has, 0 for slots behind the last segment; int32 [segments].
-            There is at least one segment.
+          lengths: how many cells each segment has, 0 for slots without one; int32 [segments]. There is at
+            least one segment.
           *packed_args: the arguments of `f`, per-example ones packed.
 
         Returns:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ._errors import CompileMissError, MaskError
 from ._executables import Executables
-from ._flights import Flight, Streams, fetch, start
+from ._flights import AGAIN, Flight, Streams, fetch, start
 from ._grid import Bucket
 from ._statistics import Recorder
 from ._traced import Traced
@@ -53,6 +53,7 @@ class Work:
     indices: tuple[int, ...]
     examples: Sequence[tuple[np.ndarray, ...]]
     lengths: np.ndarray
+    used: int | None = None  # rows that hold examples, if that is not one for each
 
 
 class Pipeline:
@@ -119,11 +120,22 @@ class Pipeline:
         except Exception as error:
             self._fail(work, error)
             return
-        work.window.settle(work.indices, results)
+        again = [k for k, result in enumerate(results) if result is AGAIN]
+        kept = [k for k, result in enumerate(results) if result is not AGAIN]
+        work.window.settle([work.indices[k] for k in kept], [results[k] for k in kept])
         exact, since, self._since = work.traced.is_exact, self._since, times.delivered
-        self._recorder.add(work.bucket, work.lengths, times, exact=exact, call=self._call, since=since)
+        self._recorder.add(
+            work.bucket, work.lengths, times, exact=exact, call=self._call, since=since, used=work.used
+        )
         if self._on_delivered is not None:
             self._on_delivered(work)
+        for k in again:
+            traced = work.traced.again
+            bucket = traced.alone(work.lengths[k])
+            part = slice(k, k + 1)
+            self.start(
+                Work(work.window, traced, bucket, work.indices[part], work.examples[part], work.lengths[part])
+            )
 
     def _fail(self, work: Work, error: Exception) -> None:
         self._on_failure(error)

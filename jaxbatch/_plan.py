@@ -25,10 +25,12 @@ class Job:
     Attributes:
       bucket: padded sizes and rows; rows may exceed the number of examples.
       indices: the examples' places in the lengths that were planned.
+      used: how many rows hold examples, if that is not one for each.
     """
 
     bucket: Bucket
     indices: tuple[int, ...]
+    used: int | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)

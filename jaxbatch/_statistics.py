@@ -150,6 +150,7 @@ class Recorder:
         exact: bool,
         call: object,
         since: float,
+        used: int | None = None,
     ) -> None:
         """Count a batch.
 
@@ -158,10 +159,11 @@ class Recorder:
           exact: whether it ran at an exact size.
           call: the same object for all batches of one call, which are added in the order of their start.
           since: when the call began, or delivered its previous batch.
+          used: how many rows hold examples, if that is not one for each.
         """
         with self._lock:
             tally = self._exact if exact else self._tallies[bucket]
-            tally.add(bucket, lengths, times.host_seconds)
+            tally.add(bucket, lengths, times.host_seconds, used)
             dims = (name for name in bucket if name != "rows")
             for dim, column in zip(dims, lengths.T.tolist(), strict=True):
                 self._lengths[dim].add(column)

@@ -19,11 +19,12 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from ._batch import Residuals
+from ._batch import Residuals, pad_and_stack, unstack
 from ._disk_cache import DiskCache
 from ._executables import Key, Signature, compile_program
-from ._grid import Bucket
+from ._grid import Bucket, Grid
 from ._mask import Masked
+from ._plan import Job, Means, plan
 from ._program import Bounds, Program, evaluate_shape, symbolic_dims, trace
 from ._shared import Shared
 from ._spec import Spec
@@ -138,6 +139,10 @@ class Traced(abc.ABC):
     def may_not_end(self) -> bool:
         """Whether its programs must not run on made-up data: it loops until data end it, or calls back."""
 
+    def alone(self, lengths: np.ndarray) -> Bucket:
+        """Return the bucket in which an example of these lengths runs by itself."""
+        raise AssertionError("only a padded trace is asked for this")
+
     def key(self, bucket: Bucket) -> Key:
         """Return the key of the program for a bucket that has rows."""
         return Key(self.signature, tuple(bucket.items()), exact=self.is_exact)
@@ -165,6 +170,27 @@ class Traced(abc.ABC):
             for shape, leaf in zip(self.shapes(bucket), self.signature.examples, strict=True)
         ]
         return jax.tree.map(jax.typeof, counts), consts, self.shared.avals(placed=True), examples
+
+    def plan(self, lengths: np.ndarray, grid: Grid, means: Means) -> list[Job]:
+        """Return the batches that run examples of these lengths, each example in exactly one."""
+        return plan(lengths, grid, means)
+
+    def assemble(
+        self, bucket: Bucket, examples: Sequence[Sequence[np.ndarray]], lengths: np.ndarray
+    ) -> tuple[list[np.ndarray], Residuals]:
+        """Return the arrays of a batch, and what `take_apart` needs; `lengths` is [num, num_dims]."""
+        return pad_and_stack(examples, lengths, self.shapes(bucket), bucket["rows"])
+
+    def take_apart(
+        self, arrays: Sequence[np.ndarray], residuals: Residuals
+    ) -> Sequence[Sequence[np.ndarray] | None]:
+        """Return the output leaves of each example, or None for one that must run again by `again`."""
+        return unstack(arrays, residuals, self.out_shapes(residuals))
+
+    @property
+    def again(self) -> "Traced":
+        """The trace for examples whose results do not count."""
+        raise AssertionError("a padded batch counts")
 
     def counts(self, residuals: Residuals) -> Any:
         """Return what a program is told about a batch: by default int32 lengths [rows, len(dims)]."""
@@ -233,6 +259,10 @@ class PerExample(Traced):
     @property
     def formulas(self) -> Sequence[tuple[Any, ...]]:  # noqa: D102
         return [aval.shape for aval in self.program.out_avals]
+
+    def alone(self, lengths: np.ndarray) -> Bucket:  # noqa: D102
+        pairs = zip(self.dims, lengths.tolist(), strict=True)
+        return Bucket(rows=1, **{dim: min(s for s in self.ladders[dim] if s >= n) for dim, n in pairs})
 
     @functools.cached_property
     def text(self) -> str:  # noqa: D102

@@ -391,17 +391,17 @@ def test_wrong_shared_arguments_are_nobodys_own_error():
 
 
 def test_one_failed_batch_is_the_failure_of_its_examples_only(monkeypatch):
-    from jaxbatch import _flights
+    from jaxbatch import _traced
 
     run = jb.batched(centre, grid=jb.Grid(n=(4, 64), rows=(1, 8)))
-    plain = _flights.pad_and_stack
+    plain = _traced.pad_and_stack
 
     def failing(examples, lengths, shapes, rows):
         if shapes == [(64,)]:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return plain(examples, lengths, shapes, rows)
 
-    monkeypatch.setattr(_flights, "pad_and_stack", failing)
+    monkeypatch.setattr(_traced, "pad_and_stack", failing)
     xs = examples(3, 60, 4, 50)
     got = run(xs, errors="return")
     assert [isinstance(each, RuntimeError) for each in got] == [False, True, False, True]

@@ -22,7 +22,8 @@ LAYERS = (
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_pack", "_split", "_padded_batch"),
     ("_disk_cache", "_executables"),
-    ("_closures", "_shared", "_statistics", "_traced", "_outputs", "_self_masking", "_functions"),
+    ("_closures", "_shared", "_statistics", "_traced", "_packed_rows", "_outputs", "_self_masking"),
+    ("_functions",),
     ("_measure", "_flights", "_pipeline", "_engine", "_calls", "_ahead"),
     ("_artifact", "_charts", "_report", "_progress", "_dispatch"),
     (

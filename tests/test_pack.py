@@ -61,6 +61,14 @@ def test_arguments_of_other_ragged_sizes_are_padded_behind_an_axis_of_segments()
     np.testing.assert_array_equal(out, [4, 4, 0, 36, 36, 36, 0])
 
 
+def test_unused_slots_may_lie_anywhere():
+    g = jb.pack(lambda x: jnp.concatenate([x, x[:1]]).sum(), spec=VECTOR)
+    segments = np.where(SEGMENTS == 0, 1, np.where(SEGMENTS == 1, 3, -1)).astype(np.int32)
+    starts, lengths = np.array([6, 0, 6, 3], np.int32), np.array([0, 2, 0, 3], np.int32)
+    out, _ = g(segments, starts, lengths, ROW)
+    np.testing.assert_array_equal(out, [0, 5, 0, 23])
+
+
 def test_a_row_with_something_not_finite_in_an_attention_is_flagged():
     g = jb.pack(attend, (None, 0), spec=ROWS)
     row, (first, _) = two()

@@ -8,7 +8,7 @@ from jax import numpy as jnp
 from jaxtyping import Array, Float, Int
 
 import jaxbatch as jb
-from jaxbatch import _batch, _flights, _invariance, testing
+from jaxbatch import _batch, _invariance, _traced, testing
 from jaxbatch.testing import assert_padding_invariant, padding_value
 
 VECTOR = jb.spec("n", "float32")
@@ -66,12 +66,12 @@ def test_nan_and_inf_in_the_data_are_data():
 
 def leak(monkeypatch, change) -> None:
     """Change every batch's padded outputs, as a wrong rule would."""
-    plain = _flights.unstack
+    plain = _traced.unstack
 
     def wrong(arrays, residuals, shapes):
         return plain([change(np.array(array)) for array in arrays], residuals, shapes)
 
-    monkeypatch.setattr(_flights, "unstack", wrong)
+    monkeypatch.setattr(_traced, "unstack", wrong)
 
 
 def test_a_leak_is_named_by_output_example_poison_and_neighbours(monkeypatch):
@@ -118,12 +118,12 @@ def test_another_shape_or_dtype_is_found(monkeypatch):
 
 
 def test_an_error_of_the_batch_alone_is_found(monkeypatch):
-    monkeypatch.setattr(_flights, "unstack", functools.partial(pytest.fail, "never"))
+    monkeypatch.setattr(_traced, "unstack", functools.partial(pytest.fail, "never"))
 
     def broken(*_):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(_flights, "pad_and_stack", broken)
+    monkeypatch.setattr(_traced, "pad_and_stack", broken)
     with pytest.raises(AssertionError, match="only the batch raises RuntimeError"):
         assert_padding_invariant(lambda x: x * 2, examples(3), spec=VECTOR)
 
@@ -175,8 +175,8 @@ def test_a_refusal_is_raised_as_it_is():
 @pytest.mark.parametrize("value", [*testing.POISONS, 7])
 def test_the_padding_value_fills_batches_and_is_put_back(monkeypatch, value):
     seen = []
-    plain = _flights.pad_and_stack
-    monkeypatch.setattr(_flights, "pad_and_stack", lambda *args: seen.append(plain(*args)) or seen[-1])
+    plain = _traced.pad_and_stack
+    monkeypatch.setattr(_traced, "pad_and_stack", lambda *args: seen.append(plain(*args)) or seen[-1])
     run = jb.batched(lambda x: x.sum(), spec=VECTOR, grid=jb.Grid(n=4, rows=1))
     with padding_value(value):
         (inside,) = run(examples(2))
