@@ -168,7 +168,7 @@ def test_a_program_that_does_not_compile_fails_its_examples_and_the_next_one_tri
 @pytest.mark.parametrize("error", [AssertionError("a bug"), SystemExit(1)], ids=["bug", "exit"])
 @pytest.mark.parametrize("place", ["decide", "run", "compile"])
 def test_a_broken_thread_ends_all_futures_with_the_cause_and_all_threads(monkeypatch, place, error):
-    from jaxbatch._dispatch import _loop
+    from jaxbatch._dispatch import _loop, _runners
     from jaxbatch._online import Planner
 
     run = jb.batched(lambda x: x.sum(), spec=VECTOR, grid=GRID)
@@ -181,9 +181,9 @@ def test_a_broken_thread_ends_all_futures_with_the_cause_and_all_threads(monkeyp
     if place == "decide":
         monkeypatch.setattr(Planner, "decide", broken)
     elif place == "run":
-        monkeypatch.setattr(_loop.Loop, "_deliver", broken)
+        monkeypatch.setattr(_runners.Work, "_deliver", broken)
     else:
-        monkeypatch.setattr(_loop.Loop, "_report", broken)
+        monkeypatch.setattr(_loop.Loop, "_report_made", broken)
     d = run.dispatcher()
     futures: list[Request] = []
     try:

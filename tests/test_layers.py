@@ -17,7 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 # From the bottom up. Modules of one row may import each other, as long as that makes no circle.
 LAYERS = (
     ("_errors", "_compat"),
-    ("_fit", "_grid", "_spec", "_costs", "_search", "_plan", "_packer", "_lanes", "_estimates", "_online"),
+    (
+        "_fit",
+        "_grid",
+        "_spec",
+        "_costs",
+        "_search",
+        "_plan",
+        "_packer",
+        "_lanes",
+        "_estimates",
+        "_options",
+        "_online",
+    ),
     ("_tables", "_timing", "_counts", "_waits", "_explanation"),
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_pack", "_split", "_padded_batch"),
@@ -60,7 +72,19 @@ ONLY_IN = {
 
 # These compute on integers and NumPy arrays, so that they can be tested without a program or a device.
 WITHOUT_JAX = {
-    *("_errors", "_fit", "_grid", "_costs", "_search", "_plan", "_packer", "_lanes", "_estimates", "_online"),
+    *(
+        "_errors",
+        "_fit",
+        "_grid",
+        "_costs",
+        "_search",
+        "_plan",
+        "_packer",
+        "_lanes",
+        "_estimates",
+        "_options",
+        "_online",
+    ),
     *("_tables", "_waits", "_timing", "_counts", "_explanation", "_batch"),
 }
 

@@ -11,7 +11,8 @@ from jaxbatch._costs import Costs
 from jaxbatch._estimates import Device, Seconds
 from jaxbatch._grid import Bucket, Grid
 from jaxbatch._lanes import Kind, Lane, Waiter
-from jaxbatch._online import Planner, Rules, worth_waiting
+from jaxbatch._online import Planner
+from jaxbatch._options import Rules, worth_waiting
 from tools.replay import Arrival, Policy, bulk_service, simulate, single_server
 
 GRID = Grid(n=(16, 64), rows=(1, 8))

@@ -23,7 +23,8 @@ import numpy as np
 
 from jaxbatch import Bucket, Costs, Grid
 from jaxbatch._lanes import Kind, Waiter
-from jaxbatch._online import Batch, Decision, Planner, Rules
+from jaxbatch._online import Batch, Decision, Planner
+from jaxbatch._options import Options, Rules
 
 GRID = Grid(n=(16, 256), rows=(1, 32))
 LOADS = (0.3, 0.6, 0.9)
@@ -51,7 +52,7 @@ class AllBuffered(Planner):
         batches: list[Batch] = []
         for lane in list(self._active):
             while lane.count:
-                options = self._allowed(lane, now)
+                options = self.options.allowed(lane, now)
                 option = next((o for o in options if o.rows >= lane.count), options[-1])
                 waiters = tuple(lane.take(option.rows))
                 batches.append(Batch(lane.kind, option.bucket, waiters, option.estimate.seconds))
@@ -59,14 +60,20 @@ class AllBuffered(Planner):
         return Decision(tuple(batches))
 
 
+class FixedOptions(Options):
+    """Full batches only, or those that a time limit cuts."""
+
+    def due(self, lane, options, option):
+        return lane.oldest + self._rules.max_delay
+
+    def allowed(self, lane, now):
+        return super().allowed(lane, now)[-1:]
+
+
 class FixedBatch(Planner):
     """Wait for a full batch or a time limit, as a batcher does that knows neither costs nor the load."""
 
-    def _due(self, lane, options, option):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return lane.oldest + self.rules.max_delay
-
-    def _allowed(self, lane, now):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super()._allowed(lane, now)[-1:]
+    options_type = FixedOptions
 
 
 @dataclasses.dataclass(frozen=True)

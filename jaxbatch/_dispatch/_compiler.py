@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from .._engine import Engine
-from .._errors import CompileMissError, MaskError
+from .._errors import MaskError
 from .._executables import KeyTakenError
 from .._grid import Bucket
 from .._shared import Shared
@@ -115,16 +115,3 @@ class Compiler:
                 del asked, kind, bucket, error
         except BaseException as error:
             self._broken(error)
-
-
-def is_final(error: Exception) -> bool:
-    """Tell whether an error concerns every example that needs the program, so that splitting cannot help."""
-    return isinstance(error, MaskError | KeyTakenError | CompileMissError)
-
-
-def is_exhausted(error: BaseException) -> bool:
-    """Tell whether a batch did not fit into memory.
-
-    XLA has no exception of its own for it: all its errors are one class, whose text begins with the status.
-    """
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

@@ -1,12 +1,10 @@
 """The dispatcher itself: what users hold."""
 
-import atexit
-import dataclasses
 import math
 import time
 import weakref
 from collections.abc import Awaitable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 
@@ -14,52 +12,17 @@ from .. import _compat
 from .._engine import Engine
 from .._errors import DeadlineError, JaxbatchError, MaskError, QueueFullError
 from .._executables import KeyTakenError
-from .._grid import Bucket
-from .._online import Rules
 from .._shared import Shared
 from .._waits import DispatcherStatistics, freeze
+from . import _exit
 from ._awaiting import request_result
 from ._compiler import Maker
 from ._device import SharedDevice, shared_device
 from ._intake import Intake
 from ._loop import Loop
 from ._request import Request
-from ._room import Room
-from ._runners import settle
-
-OnFull = Literal["block", "raise"]
-
-_BATCHES_PENDING, _CELLS_PENDING = 16, 2**20
-"""How many of the largest batches, or cells if that is more, may be pending unless a number is given."""
-
-_LAST_SECONDS = 10.0  # how long the end of the interpreter waits for a batch that runs
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a dispatcher works; times are float seconds. `Batched.dispatcher` explains each."""
-
-    max_delay: float | int = 2e-3
-    max_pending: int = 4096
-    max_pending_cells: int | None = None
-    on_full: OnFull = "block"
-    target_latency: float | int | None = None
-    aging: float | int = 1.0
-    in_flight: int = 2
-
-    def __post_init__(self):
-        facts = {
-            "max_delay": (self.max_delay >= 0, "0 or more seconds"),
-            "max_pending": (self.max_pending >= 1, "1 or more"),
-            "max_pending_cells": (self.max_pending_cells is None or self.max_pending_cells >= 1, "1 or more"),
-            "on_full": (self.on_full in ("block", "raise"), "'block' or 'raise'"),
-            "target_latency": (self.target_latency is None or self.target_latency > 0, "more than 0 seconds"),
-            "aging": (self.aging > 0, "more than 0 seconds"),
-            "in_flight": (self.in_flight >= 1, "1 or more"),
-        }
-        for name, (ok, expected) in facts.items():
-            if not ok:
-                raise ValueError(f"dispatcher: {name}={getattr(self, name)!r}; use {expected}.")
+from ._requests import settle
+from ._settings import OnFull, Settings
 
 
 class Dispatcher:
@@ -82,29 +45,21 @@ class Dispatcher:
         self._engine = engine
         self._settings = settings
         intake = self._intake = Intake(engine, shared_args, oversize)
-        cells = settings.max_pending_cells
-        self._room = Room(settings.max_pending, _most_cells(engine) if cells is None else cells)
-        rules = Rules(
-            max_delay=settings.max_delay,
-            target_latency=settings.target_latency,
-            aging=settings.aging,
-            in_flight=settings.in_flight,
-            compiles=not frozen,
-        )
+        self._room = settings.room(engine)
         maker = Maker(engine, shared, frozen=frozen)
         self._loop = Loop(
             engine,
             shared.arrays,
             intake,
             self._room,
-            rules,
+            settings.rules(frozen=frozen),
             _device_of(shared),
             make=maker.make,
             settings=_compat.thread_settings(),
         )
         self._trace_early(maker)
         self._loop.start()
-        _alive.add(self._loop)
+        _exit.enter(self._loop)
         # Who drops a dispatcher without closing it gets the results, and the threads end after them.
         self._finalizer = weakref.finalize(self, self._loop.abandon)
         self._finalizer.atexit = False
@@ -174,8 +129,7 @@ class Dispatcher:
 
     def statistics(self) -> DispatcherStatistics:
         """Return the counts and times so far; the snapshot does not change."""
-        with self._loop.lock:
-            counts, times = self._loop.ledger.copy()
+        counts, times = self._loop.requests.copy()
         room = self._room
         return freeze(
             counts, times, pending=room.pending, pending_cells=room.cells, in_flight=self._loop.in_flight
@@ -192,7 +146,7 @@ class Dispatcher:
         """
         self._loop.close(cancel_pending=cancel_pending)
         if self._loop.join():
-            _alive.discard(self._loop)
+            _exit.leave(self._loop)
             self._finalizer.detach()
 
     @property
@@ -287,8 +241,7 @@ class Dispatcher:
         )
 
     def _count(self, what: str) -> None:
-        with self._loop.lock:
-            self._loop.ledger.counts[what] += 1
+        self._loop.requests.count(what)
 
     def _trace_early(self, maker: Maker) -> None:
         """Trace in the caller's thread where all is known, so that a refusal shows here."""
@@ -307,30 +260,8 @@ class Dispatcher:
             kind.moves = kind.traced.moves
 
 
-def _most_cells(engine: Engine) -> float | int:
-    if engine.grid is None:
-        return math.inf
-    limits = engine.grid.limits
-    largest = Bucket(rows=engine.grid.rows_for(limits)[-1], **limits)
-    return max(_BATCHES_PENDING * largest.cells, _CELLS_PENDING)
-
-
 def _device_of(shared: Shared) -> SharedDevice:
     """Return the device that batches run on, the same one for all dispatchers that use it."""
     placed = {device for array in shared.arrays if array.committed for device in array.devices()}
     default = jax.config.jax_default_device or jax.local_devices()[0]  # pyright: ignore[reportAttributeAccessIssue]
     return shared_device(frozenset(placed) or frozenset([default]))
-
-
-_alive: "weakref.WeakSet[Loop]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Close what is open before the interpreter ends, so that every future ends too."""
-    loops = list(_alive)
-    for loop in loops:
-        loop.close(cancel_pending=True)
-    for loop in loops:
-        if not loop.join(_LAST_SECONDS):
-            loop.fail_all(RuntimeError(f"the interpreter ended, and a batch did not in {_LAST_SECONDS} s"))

@@ -126,3 +126,9 @@ class Request(Future, Waiter):
         if self.done():
             return "done" if self.exception() is None else "failed"
         return "running" if self.running() else "pending"
+
+
+def as_request(waiter: Waiter) -> Request:
+    """Return a waiter, which in a dispatcher is always a request, as one."""
+    assert isinstance(waiter, Request)
+    return waiter

@@ -5,20 +5,22 @@ program runs inside the call that starts it, as small ones and those with callba
 """
 
 import dataclasses
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import InvalidStateError
 from typing import Any
 
+import jax
 import numpy as np
 
+from .. import _flights
+from .._counts import bucket_name
+from .._engine import Engine
 from .._grid import Bucket
+from .._timing import BatchTimes
 from ._intake import TracedKind
 from ._request import Request
-
-_log = logging.getLogger("jaxbatch")
+from ._requests import Requests
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,6 +31,54 @@ class Job:
     bucket: Bucket
     requests: Sequence[Request]
     lengths: np.ndarray
+
+
+class Work:
+    """What a run thread does with a job.
+
+    Args:
+      shared: the shared leaves, on the device.
+      done: called with a job and its times, before its futures end.
+      failed: called with a job and its error; the job's requests stay open.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        shared: Sequence[Any],
+        requests: Requests,
+        *,
+        done: Callable[[Job, BatchTimes], None],
+        failed: Callable[[Job, Exception], None],
+    ):
+        self._engine = engine
+        self._shared = list(shared)
+        self._requests = requests
+        self._done = done
+        self._failed = failed
+
+    def run(self, job: Job) -> None:
+        """Take a batch all the way."""
+        traced, bucket, executables = job.kind.traced, job.bucket, self._engine.executables
+        assert traced is not None
+        examples = [request.leaves for request in job.requests]
+        try:
+            program = executables.get(traced.key(bucket), lambda: traced.build(bucket, executables.disk))
+            with jax.profiler.TraceAnnotation(f"{self._engine.function.name} {bucket_name(bucket)}"):
+                flight = _flights.start(program, traced, bucket, examples, job.lengths, self._shared)
+                results, times = _flights.fetch(flight)
+        except Exception as error:
+            self._failed(job, error)
+        else:
+            self._done(job, times)
+            self._deliver(job, results, times)
+
+    def _deliver(self, job: Job, results: list[Any], times: BatchTimes) -> None:
+        bucket, exact = job.bucket, job.kind.exact is not None
+        stream = threading.current_thread()  # the batches of one thread come one after another
+        self._engine.recorder.add(bucket, job.lengths, times, exact=exact, call=stream, since=times.begun)
+        cells = bucket["rows"], int(job.lengths.prod(axis=1).sum()), bucket.cells
+        self._requests.deliver(job.requests, results, times.delivered, cells)
 
 
 class Runners:
@@ -79,16 +129,3 @@ class Runners:
                 del job  # nothing of a batch is kept while the next one is waited for
         except BaseException as error:
             self._broken(error)
-
-
-def settle(request: Request, result: Any = None, error: BaseException | None = None) -> None:
-    """End a future, unless it has ended already; what its callbacks raise is theirs alone."""
-    try:
-        if error is None:
-            request.set_result(result)
-        else:
-            request.set_exception(error)
-    except InvalidStateError:
-        pass
-    except BaseException:  # the future logs an `Exception` itself, and lets a `SystemExit` pass
-        _log.exception("a callback of a future ended with this")
