@@ -250,7 +250,7 @@ class Context:
                             eqn, f"gives the padded shape {np.shape(out)} where {expected} is allocated."
                         )
                     env[var] = out
-                if facts := deduced(eqn, known, self._producers):
+                if facts := deduced(eqn, known, self._producers, lambda dim: self.always(dim, 1)):
                     known[eqn.outvars[0]] = facts
             self._left = [
                 set() if isinstance(v, jex_core.Literal) else known.get(v, set()) for v in jaxpr.outvars

@@ -6,13 +6,14 @@ Two kinds of facts about a variable and one of its axes:
 - `QUIET`: there is 0, or NaN where every valid cell along the axis is NaN too. A sum or a contraction over
   the axis cannot tell such padding from 0. It is what a softmax leaves when its input was filled with -inf:
   `exp(-inf - max)` is 0 unless the maximum over the valid cells is -inf or NaN, and then each valid cell
-  is NaN; and `0 / sum` is 0 unless the sum is 0 or NaN, where again each valid cell is.
+  is NaN; and `0 / sum` is 0 unless the sum is 0 or NaN, where again each valid cell is. Without a valid
+  cell there would be NaN alone, so this holds for axes that are never empty.
 
 `QUIET` is deduced step by step, each from what the operands hold at that moment: a later fill of an operand
 changes its facts, never those of a value computed before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,12 @@ def token(value: Any) -> Any:
     return object() if isinstance(value, core.Tracer) else complex(np.asarray(value).item())
 
 
-def deduced(eqn: Any, known: Mapping[Any, Facts], producers: Mapping[Any, Any]) -> Facts:
+def deduced(
+    eqn: Any,
+    known: Mapping[Any, Facts],
+    producers: Mapping[Any, Any],
+    never_empty: Callable[[Any], bool],
+) -> Facts:
     """Return what an equation's output is known to hold, from its operands' facts."""
     if not eqn.invars or isinstance(eqn.invars[0], jex_core.Literal):
         return set()
@@ -40,7 +46,8 @@ def deduced(eqn: Any, known: Mapping[Any, Facts], producers: Mapping[Any, Any]) 
         case "sub":
             x, shift = eqn.invars
             axes = _reduced(shift, x, "reduce_max", producers)
-            return {(axis, SHIFTED) for axis in axes if (axis, token(-np.inf)) in known.get(x, ())}
+            filled = [axis for axis in axes if (axis, token(-np.inf)) in known.get(x, ())]
+            return {(axis, SHIFTED) for axis in filled if never_empty(x.aval.shape[axis])}
         case "exp":
             return {(axis, QUIET) for axis, fact in known.get(eqn.invars[0], ()) if fact == SHIFTED}
         case "div":
