@@ -336,14 +336,19 @@ _SPECIAL_CASES = ("_cofactor_solve", "packbits")
 def _is_equal(dim: Any, other: Any, operation: str, frame: Any) -> bool:
     """Answer a test that JAX took for one of different sizes; report it if it matters and is undecided."""
     on_test = getattr(_watch, "on_test", None)
+    if on_test is None:
+        return False
+    while frame.f_back is not None and _package(frame) == "numpy":
+        frame = frame.f_back  # who called np.isin, np.array_equal
     by_user = is_user_frame(frame)
-    if on_test is None or not (by_user or frame.f_code.co_name in _SPECIAL_CASES):
+    if not (by_user or frame.f_code.co_name in _SPECIAL_CASES):
         return False
     _watch.on_test = None  # what follows compares sizes itself
     try:
         line = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})" if by_user else ""
         if operation == "hash":
             return on_test(f"a look-up by the size {dim}", line, None)
+        other = _whole(other)
         return _may_be_equal(dim, other) and on_test(f"{dim} {operation} {other}", line, dim - other)
     finally:
         _watch.on_test = on_test
@@ -351,13 +356,25 @@ def _is_equal(dim: Any, other: Any, operation: str, frame: Any) -> bool:
 
 def is_user_frame(frame: Any) -> bool:
     """Tell whether a Python frame runs the user's code or a model library's, not JAX or jaxbatch."""
-    package = frame.f_globals.get("__name__", "").split(".")[0]
-    return package not in _MACHINERY and _source_info.is_user_filename(frame.f_code.co_filename)
+    return _package(frame) not in _MACHINERY and _source_info.is_user_filename(frame.f_code.co_filename)
+
+
+def _package(frame: Any) -> str:
+    return frame.f_globals.get("__name__", "").split(".")[0]
+
+
+def _whole(number: Any) -> Any:
+    """Return a number of any type as the int that it equals; whatever else as it is."""
+    if isinstance(number, (np.generic, np.ndarray, jax.Array)) and not isinstance(number, core.Tracer):
+        number = np.asarray(number)[()]  # a number, if it has no axis
+    if isinstance(number, (float, np.integer, np.floating)) and float(number).is_integer():
+        return int(number)
+    return number
 
 
 def _may_be_equal(dim: Any, other: Any) -> bool:
     if not (is_symbolic(other) or isinstance(other, int)):
-        return False  # a size never equals a string or None
+        return False  # a size never equals a string, None or 2.5
     try:
         return not (dim > other or dim < other)
     except jex_core.InconclusiveDimensionOperation:
