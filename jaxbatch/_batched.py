@@ -243,6 +243,7 @@ class Batched:
         vjp_order: int = 0,
         metadata: Mapping[str, Any] | None = None,
         references: bool = True,
+        copy: bool = True,
     ) -> None:
         """Write all that is needed to run this function elsewhere, without its code, to one file.
 
@@ -262,17 +263,20 @@ class Batched:
           metadata: JSON data of your own.
           references: run the function, unpadded, on one or two made-up examples, for `jaxbatch verify` to
             compare with. That compiles.
+          copy: False leaves the arrays of Orbax checkpoints where they are: the file refers to them, by place
+            and digests, and `load` restores them. With `references=False` they are not even read, but for
+            their digests.
 
         Raises:
           ArtifactError: it cannot be exported: it calls back into Python, or gives objects of a class of its
             own; or the grid or a size is not known yet.
           MaskError: padding would change the answer, or the gradient.
         """
-        shared = tuple(_artifact.read_weights(arg) if isinstance(arg, os.PathLike) else arg for arg in shared)
         policies = {"oversize": self._oversize, "frozen": self._frozen}
         options = _artifact.Options(platforms, vjp_order, metadata, references)
+        sources = _artifact.Sources(shared, copy=copy)
         try:
-            _artifact.save(path, self._engine, shared, self._ahead.shared(shared), policies, options)
+            _artifact.save(path, self._engine, sources, self._ahead.shared, policies, options)
         except (ArtifactError, SpecError) as error:
             raise error.with_context(f"{self._engine.where}.save")  # noqa: B904  (it is the same error)
 

@@ -70,6 +70,7 @@ def load(
     frozen: bool | None = None,
     costs: Costs | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    shardings: _artifact.Shardings | None = None,
 ) -> Loaded:
     """Return what `Batched.save` wrote, ready to be called with examples alone.
 
@@ -81,10 +82,15 @@ def load(
       frozen: as in `batched`; None takes what was saved.
       costs: as in `batched`; None takes what was saved.
       cache_dir: as in `batched`: programs that are there are neither traced nor compiled.
+      shardings: where the weights go, if not to the default device: one `jax.sharding.Sharding` for all, or
+        a function of a weight's name, such as "params['layer']['w']", and its `jax.ShapeDtypeStruct`, which
+        returns one or None. What a checkpoint holds is restored so, and no device has all of it.
 
     Raises:
-      ArtifactError: the file is damaged, foreign, from another time, or not made for this machine. It says
-        what was found, what was needed, and what to do.
+      ArtifactError: the file is damaged, foreign, from another time, or not made for this machine; or it
+        refers to a checkpoint that is missing or has changed. It says what was found, what was needed, and
+        what to do.
+      ValueError: a sharding does not divide its array.
       OSError: there is no such file.
 
     Example:
@@ -102,7 +108,7 @@ def load(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     try:
-        artifact = _artifact.load(path)
+        artifact = _artifact.load(path, shardings=shardings)
     except ArtifactError as error:
         raise error.with_context(where)  # noqa: B904  (it is the same error)
     saved = artifact.manifest["policies"].get("frozen") is True

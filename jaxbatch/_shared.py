@@ -11,7 +11,7 @@ import jax
 from jax.core import Tracer
 
 from ._executables import Leaf
-from ._split import Split
+from ._split import Described, Split
 
 _MAX_DESCRIBED = 64
 _described: dict[Hashable, tuple[Leaf, ...]] = {}
@@ -22,7 +22,7 @@ class Shared:
     """The shared arguments of one call.
 
     Attributes:
-      arrays: the traced leaves, on the device.
+      arrays: the traced leaves, on the device; or `Described` ones, to trace with.
       signature: what programs depend on, for each of `arrays`.
       split: the rest.
     """
@@ -46,8 +46,9 @@ class Shared:
                 f"the shared argument `{path}` is traced by a JAX transformation. Inside jit, vmap or grad "
                 f"use jaxbatch.mask instead."
             )
+        kept = jax.Array, Described
         with jax.ensure_compile_time_eval():  # numbers are numbers, also where a `jit` around is being traced
-            arrays = tuple([x if isinstance(x, jax.Array) else jax.device_put(x) for x in split.arrays])
+            arrays = tuple([x if isinstance(x, kept) else jax.device_put(x) for x in split.arrays])
         placed = tuple([array.sharding if array.committed else None for array in arrays])
         # Describing a hundred leaves takes longer than a small batch, so it is done once for each kind.
         kind = (tuple(names), split.static, tuple([array.aval for array in arrays]), placed)
@@ -73,7 +74,7 @@ class Shared:
         ]
 
 
-def _leaf(path: str, array: jax.Array, sharding: Any) -> Leaf:
+def _leaf(path: str, array: jax.Array | Described, sharding: Any) -> Leaf:
     return Leaf(path, array.shape, array.dtype, array.aval.weak_type, sharding)
 
 

@@ -12,8 +12,31 @@ from typing import Any
 import jax
 import numpy as np
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
 _NUMBERS = (int, float, complex)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Described:
+    """An array without its values: enough to trace with, and to say what a program takes.
+
+    Attributes:
+      source: where the values are, for whoever made this.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    source: Any
+
+    sharding = None
+    committed = False
+
+    @property
+    def aval(self) -> Any:
+        """As JAX describes the array."""
+        return jax.typeof(jax.ShapeDtypeStruct(self.shape, self.dtype))
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, Described)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -252,26 +252,6 @@ def test_a_function_that_masks_itself_is_saved_too(tmp_path):
         assert_close(got, want)
 
 
-@pytest.mark.parametrize("kind", ["orbax", "npz", "safetensors"])
-def test_weights_may_come_from_a_checkpoint(tmp_path, kind):
-    params = {"layer": {"w": weights(4), "b": weights(4, seed=2)}}
-    flat = {f"layer/{name}": value for name, value in params["layer"].items()}
-    source = tmp_path / f"weights.{kind}"
-    if kind == "orbax":
-        checkpoint = pytest.importorskip("orbax.checkpoint")
-        source = tmp_path / "checkpoint"
-        with checkpoint.StandardCheckpointer() as checkpointer:
-            checkpointer.save(source, params)
-    elif kind == "npz":
-        np.savez(source, allow_pickle=False, **flat)
-    else:
-        pytest.importorskip("safetensors.numpy").save_file(flat, source)
-    f = lambda params, x: x.sum() * params["layer"]["w"] + params["layer"]["b"]
-    run = jb.batched(f, (None, 0), spec=jb.spec("n", "float32"), grid=GRID)
-    run.save(tmp_path / "f.jbx", source)
-    assert_same(jb.load(tmp_path / "f.jbx"), f, examples(), params)
-
-
 # --- what cannot be symbolic -----------------------------------------------------------------------
 
 

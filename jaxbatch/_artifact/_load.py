@@ -1,16 +1,22 @@
-"""Read an artifact: first the manifest, then every part's digest, then whether it can run here."""
+"""Read an artifact: first the manifest, then every part's digest, then whether it can run here.
 
+Weights that are elsewhere, in a checkpoint, come last.
+"""
+
+import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._costs import Costs
 from .._errors import ArtifactError
 from .._grid import Grid
 from ._archive import Reader
+from ._checkpoint import Reference as Checkpoint
 from ._parts import Variant, Weight, spec_from_json
 from ._save import FORMAT, REFERENCES, WEIGHTS, Reference
 from ._stored import Artifact
@@ -19,22 +25,32 @@ from ._tensors import read_tensors
 _WIDE = {"int64", "uint64", "float64", "complex128"}
 _ADVICE = "Save it again with `run.save`"
 
+Shardings = jax.sharding.Sharding | Callable[[str, jax.ShapeDtypeStruct], jax.sharding.Sharding | None]
+"""Where weights go: all to one sharding, or each as a function of its name, shape and dtype says."""
 
-def load(path: str | os.PathLike[str], *, runs: bool = True) -> Artifact:
+
+def load(path: str | os.PathLike[str], *, runs: bool = True, shardings: Shardings | None = None) -> Artifact:
     """Return a checked artifact.
 
     Args:
       path: of the file.
-      runs: also check that its programs can run here.
+      runs: also check that its programs can run here, and bring weights from where they are.
+      shardings: where the weights go; None for the default device.
 
     Raises:
-      ArtifactError: it is damaged, foreign, from the future, or not made for this machine.
+      ArtifactError: it is damaged, foreign, from the future, or not made for this machine; or the checkpoint
+        that has its weights is missing or has changed.
+      ValueError: a sharding does not divide its array.
       OSError: there is no such file.
     """
     where = os.fspath(path)
     try:
         with Reader(path) as reader:
-            return _read(reader, where, runs)
+            artifact, weights = _read(reader, where, runs)
+        places = [_place(shardings, weight) for weight in weights]
+        if runs:
+            _restore(artifact, weights, places)
+        return dataclasses.replace(artifact, shardings=places)
     except ArtifactError as error:
         message = str(error.args[0])
         if not message.startswith(where):
@@ -42,30 +58,59 @@ def load(path: str | os.PathLike[str], *, runs: bool = True) -> Artifact:
         raise
 
 
-def _read(reader: Reader, where: str, runs: bool) -> Artifact:
+def _read(reader: Reader, where: str, runs: bool) -> tuple[Artifact, list[Weight]]:
     manifest = reader.manifest
-    _check_format(manifest)
-    if runs:
-        _check_machine(manifest)
     try:
+        _check_format(manifest)
+        if runs:
+            _check_machine(manifest)
         spec, grid = spec_from_json(manifest["spec"]), _grid(manifest["grid"])
         variants = tuple(Variant.from_json(each, grid.dims) for each in manifest["variants"])
         weights = [Weight.from_json(each) for each in manifest["weights"]]
+        checkpoints = tuple(map(Checkpoint.from_json, manifest.get("checkpoints", [])))
         costs = Costs.from_json(json.dumps(manifest["costs"]))
         _check_consistent(manifest, spec, grid, variants, len(weights))
-        kinds = {weight.name: (weight.dtype, weight.shape) for weight in weights}
+        _check_sources(weights, checkpoints)
+        kinds = {weight.name: (weight.dtype, weight.shape) for weight in weights if weight.source is None}
         arrays = read_tensors(reader.read(WEIGHTS), kinds)
         names = [program.part for variant in variants for program in _programs(variant)]
         parts = {name: reader.read(name) for name in names}
         reader.read(REFERENCES)  # they are used on demand, but no damage is passed over
-        host = [arrays[weight.name] for weight in weights]
-        return Artifact(where, manifest, spec, grid, costs, variants, host, parts)
+        host = [arrays.get(weight.name) for weight in weights]
+        found = Artifact(where, manifest, spec, grid, costs, variants, host, parts, checkpoints)
+        return found, weights
     except ArtifactError:
         raise
     except Exception as error:  # whatever a hostile manifest makes of it
         raise ArtifactError(
             f"has a manifest that makes no sense: {type(error).__name__}: {str(error)[:200]}. {_ADVICE}."
         ) from error
+
+
+def _place(shardings: Shardings | None, weight: Weight) -> jax.sharding.Sharding | None:
+    if shardings is None or isinstance(shardings, jax.sharding.Sharding):
+        place = shardings
+    else:
+        place = shardings(weight.name, jax.ShapeDtypeStruct(weight.shape, np.dtype(weight.dtype)))
+    if place is not None:
+        try:
+            place.shard_shape(weight.shape)
+        except ValueError as error:
+            raise ValueError(f"jaxbatch.load: shardings: `{weight.name}` {weight.shape}: {error}") from None
+    return place
+
+
+def _restore(artifact: Artifact, weights: Sequence[Weight], places: Sequence[Any]) -> None:
+    """Bring the weights that are in checkpoints."""
+    for number, checkpoint in enumerate(artifact.checkpoints):
+        folder = checkpoint.found(artifact.path)
+        wanted = {w.source[1]: i for i, w in enumerate(weights) if w.source and w.source[0] == number}
+        arrays = checkpoint.restore(folder, {leaf: places[i] for leaf, i in wanted.items()})
+        for leaf, i in wanted.items():
+            array, weight = arrays[leaf], weights[i]
+            if array.shape != weight.shape:
+                raise ArtifactError(f"expected `{weight.name}` in {folder} to have the shape {weight.shape}.")
+            artifact.weights[i] = array.astype(weight.dtype) if array.dtype.name != weight.dtype else array
 
 
 def references(artifact: Artifact) -> list[Reference]:
@@ -109,7 +154,7 @@ def _check_format(manifest: Mapping[str, Any]) -> None:
 def _check_machine(manifest: Mapping[str, Any]) -> None:
     platform, platforms = jax.export.default_export_platform(), manifest.get("platforms")
     if not isinstance(platforms, list) or platform not in platforms:
-        known = ", ".join(map(str, platforms or ()))
+        known = ", ".join(map(str, platforms)) if isinstance(platforms, list) else str(platforms)[:40]
         raise ArtifactError(
             f"has programs for {known}, and JAX runs on {platform} here. {_ADVICE}(..., platforms=[..., "
             f"'{platform}']); that needs no such device."
@@ -171,6 +216,15 @@ def _check_consistent(manifest: Any, spec: Any, grid: Grid, variants: Any, num_w
         for special in (*variant.failures, *variant.empty):
             if special.bounds.keys() != set(grid.dims):
                 raise ValueError("bounds have other dims than the grid")
+
+
+def _check_sources(weights: Sequence[Weight], checkpoints: Sequence[Checkpoint]) -> None:
+    """Raise ValueError if a weight is said to be where nothing is."""
+    for weight in weights:
+        if weight.source is not None:
+            number, leaf = weight.source
+            if checkpoints[number].leaves[leaf] is None or weight.key is not None:
+                raise ValueError(f"`{weight.name}` is no array of its checkpoint")
 
 
 def _programs(variant: Variant) -> list[Any]:

@@ -190,20 +190,23 @@ class Weight:
 
     Attributes:
       key: the implementation of a typed PRNG key, whose raw data is stored; else None.
+      source: the number of the checkpoint that has it, and its number there; None for the file of weights.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     key: str | None = None
+    source: tuple[int, int] | None = None
 
     @classmethod
     def from_json(cls, data: Any) -> "Weight":
         """Return what `dataclasses.asdict` wrote."""
         key = None if data["key"] is None else _text(data["key"])
-        return cls(
-            _text(data["name"]), np.dtype(_text(data["dtype"])).name, tuple(map(_int, data["shape"])), key
-        )
+        name, dtype, source = _text(data["name"]), np.dtype(_text(data["dtype"])).name, data.get("source")
+        if source is not None:
+            source = _int(source[0]), _int(source[1])
+        return cls(name, dtype, tuple(map(_int, data["shape"])), key, source)
 
 
 # --- specs -----------------------------------------------------------------------------------------
@@ -287,4 +290,6 @@ def _text(value: Any) -> str:
 
 
 def _texts(values: Any) -> list[str]:
+    if not isinstance(values, list):
+        raise ValueError(f"{str(values)[:80]!r} is no list")
     return [_text(value) for value in values]

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,10 +18,12 @@ from .._errors import ArtifactError, SpecError
 from .._grid import Bucket, Grid
 from .._shared import Shared
 from .._spec import Spec
+from .._split import Described
 from .._traced import Traced
 from ._archive import MANIFEST, Writer, create, manifest_digest
 from ._export import Exporter, Weights
 from ._parts import Variant, Weight, bound_spec, spec_to_json
+from ._sources import Sources
 from ._tensors import write_tensors
 
 FORMAT = 1
@@ -52,19 +54,24 @@ class Options:
 def save(
     path: str | os.PathLike[str],
     engine: Engine,
-    shared_args: Sequence[Any],
-    shared: Shared,
+    sources: Sources,
+    flat: Callable[[Sequence[Any]], Shared],
     policies: Mapping[str, Any],
     options: Options,
 ) -> None:
-    """Write an artifact; see `Batched.save`."""
+    """Write an artifact; see `Batched.save`.
+
+    Args:
+      flat: makes shared arguments flat.
+    """
     grid = engine.grid
     if grid is None:
         raise ArtifactError("there is no grid yet, so it is not known which programs to save. Pass grid=.")
     if engine.is_unmaskable:
         raise ArtifactError(_UNMASKABLE)
+    shared = flat(sources.args)
     known = _known_traces(engine, shared)
-    fixed = _fixed(engine, shared_args, known)
+    fixed = _fixed(engine, sources.args, known)
     traces = known
     if not traces:
         default = engine.padded(shared, engine.function.spec.dtypes(), fixed)
@@ -93,8 +100,12 @@ def save(
         )
         variants = [_variant(exporter, traced).to_json() for traced in traces]
         described = _add_weights(archive, weights)
-        references = _references(engine, spec, shared, fixed, traces, grid) if options.references else []
+        references = []
+        if options.references:
+            values = flat(sources.values()) if sources.checkpoints else shared
+            references = _references(engine, spec, values, fixed, traces, grid)
         _add_references(archive, references)
+        checkpoints = [opened.reference(path) for opened in sources.checkpoints.values()]
         manifest = {
             "format": FORMAT,
             "name": engine.function.name,
@@ -114,6 +125,7 @@ def save(
             "vjp_order": options.vjp_order,
             "variants": variants,
             "weights": [dataclasses.asdict(weight) for weight in described],
+            "checkpoints": [dataclasses.asdict(checkpoint) for checkpoint in checkpoints],
             "references": [[_kinds(inputs), _kinds(outputs)] for inputs, outputs in references],
             "metadata": _json_data(options.metadata),
             "parts": archive.parts,
@@ -207,6 +219,9 @@ def _add_program(archive: Writer, data: bytes) -> str:
 def _add_weights(archive: Writer, weights: Weights) -> list[Weight]:
     described, arrays = [], {}
     for name, array in zip(weights.names, weights.arrays, strict=True):
+        if isinstance(array, Described):
+            described.append(Weight(name, array.dtype.name, array.shape, source=array.source))
+            continue
         key = None
         if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
             key, array = str(jax.random.key_impl(array)), jax.random.key_data(array)

@@ -25,6 +25,7 @@ from .._program import Bounds, Shape, evaluate_shape
 from .._shared import Shared
 from .._spec import Spec
 from .._traced import Function, Ladders, Traced, named_lengths
+from ._checkpoint import Reference
 from ._parts import Outputs, Program, Special, Variant
 
 
@@ -35,8 +36,10 @@ class Artifact:
     Attributes:
       path: of the file, for messages.
       manifest: its JSON object.
-      weights: on the host, each typed PRNG key as its raw data.
+      weights: on the host, each typed PRNG key as its raw data; or where their sharding puts them.
       parts: the exported programs, not yet read, by the names of their parts.
+      checkpoints: those that have some of the weights.
+      shardings: of each weight; None for the default device.
     """
 
     path: str
@@ -45,8 +48,10 @@ class Artifact:
     grid: Grid
     costs: Costs
     variants: tuple[Variant, ...]
-    weights: Sequence[np.ndarray]
+    weights: list[Any]
     parts: Mapping[str, bytes]
+    checkpoints: tuple[Reference, ...] = ()
+    shardings: Sequence[jax.sharding.Sharding | None] = ()
     _exported: SingleFlight = dataclasses.field(default_factory=SingleFlight)
     _on_device: SingleFlight = dataclasses.field(default_factory=SingleFlight)
 
@@ -61,9 +66,9 @@ class Artifact:
         return self.manifest["vjp_order"]
 
     def arrays(self, program: Program) -> list[jax.Array]:
-        """Return the arrays that a program takes, on the default device, where each is put once."""
+        """Return the arrays that a program takes, by default on the default device, each once."""
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        put = lambda i: jax.device_put(self.weights[i])  # noqa: E731
+        put = lambda i: jax.device_put(self.weights[i], self.shardings[i])  # noqa: E731
         with jax.ensure_compile_time_eval():  # also where a `jit` around is being traced
             return [self._on_device.get((i, device), functools.partial(put, i))[0] for i in program.weights]
 

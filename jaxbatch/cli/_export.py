@@ -5,9 +5,9 @@ import importlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from .._artifact import read_weights
 from .._batched import Batched, batched
 from .._spec import spec
 from ._grids import parse_grid
@@ -21,6 +21,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--params", help="weights, the first argument: an Orbax checkpoint, a .safetensors or an .npz file"
     )
+    parser.add_argument(
+        "--refer", action="store_true", help="leave the weights in the checkpoint, which `load` then reads"
+    )
     parser.add_argument("--grid", help='"n=16:512 rows=1:64"; not for what `batched` made')
     parser.add_argument("--spec", help='"n, 64: float32" for the example, if it has no annotations')
     parser.add_argument("--platforms", help="cpu,cuda,tpu; default: where JAX runs now")
@@ -33,7 +36,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the artifact."""
     function = find(args.function)
-    shared = [] if args.params is None else [read_weights(args.params)]
+    shared = [] if args.params is None else [Path(args.params)]
     if not isinstance(function, Batched):
         if args.grid is None:
             raise ValueError(
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         vjp_order=args.vjp_order,
         metadata=args.metadata,
         references=not args.no_references,
+        copy=not args.refer,
     )
     print(f"wrote {args.output}, {os.path.getsize(args.output):,} bytes")
     return 0

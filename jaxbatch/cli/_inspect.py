@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _artifact
+from .._errors import ArtifactError
 from .._grid import Grid
 
 
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.artifact}: all digests are right")
     for name, value in lines.items():
         print(f"  {name:<12} {value}")
+    for checkpoint in artifact.checkpoints:
+        print(f"  weights of a checkpoint: {_where(checkpoint, args.artifact)}")
     for variant in artifact.variants:
         print(f"  for ({', '.join(variant.dtypes)}):")
         outputs = zip(variant.outputs.dtypes, variant.outputs.shapes, strict=True)
@@ -51,6 +54,13 @@ def run(args: argparse.Namespace) -> int:
     for name, part in manifest["parts"].items():
         print(f"  {part['size']:>12,} bytes  {part['sha256'][:16]}  {name}")
     return 0
+
+
+def _where(checkpoint: Any, artifact: str) -> str:
+    try:
+        return str(checkpoint.found(artifact))
+    except ArtifactError as error:
+        return f"the artifact {error}"
 
 
 def _weights(weights: list[dict[str, Any]]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import _artifact, _closeness
 from .._batch import pad_and_stack, unstack
+from .._errors import ArtifactError
 from .._grid import Bucket, Grid
 from .._invariance import padding_value
 from .._loaded import Loaded, load
@@ -29,6 +30,11 @@ def run(args: argparse.Namespace) -> int:
     """Check the artifact; print what was checked."""
     loaded = load(args.artifact, frozen=False, cache_dir=args.cache_dir)
     references = _artifact.references(loaded.artifact)
+    for checkpoint in loaded.artifact.checkpoints:
+        try:
+            checkpoint.found(args.artifact, all_digests=True)
+        except ArtifactError as error:
+            raise ArtifactError(f"{args.artifact} {error}") from None
     print(f"{args.artifact}: all digests are right")
     if not references:
         print("it holds no reference examples, so its programs were not run (save with references=True)")
