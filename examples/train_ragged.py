@@ -1,16 +1,23 @@
-"""Train a small network on texts of very different lengths, and show that no padding takes part.
+"""Train a small network on texts of very different lengths, then run it from the command line.
 
     python -m examples.train_ragged
-    python -m examples.train_ragged --texts lines.txt --epochs 5
+    python -m examples.train_ragged --texts lines.txt --epochs 5 --output spacer/
 
 The task is to put the spaces back into text: characters without spaces go in, and for each one the network
 says whether a space follows. Unless you bring your own, the texts are sentences of the docstrings of the
 installed numpy. The loss is written for one text at its exact size; `jaxbatch.mask` makes it one of padded
-texts, and `jaxbatch.batches` brings padded texts of few shapes.
+texts, and `jaxbatch.batches` brings padded texts of few shapes. The weights go into an Orbax checkpoint, that
+becomes an artifact, and the command `jaxbatch run`, which knows nothing of this file, puts the spaces back.
 """
 
 import argparse
+import contextlib
+import json
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +26,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint
 from jaxtyping import Array, Float, Int
 
 import jaxbatch as jb
@@ -50,10 +58,15 @@ class Spacer(nn.Module):
 MODEL = Spacer()
 
 
+def logits_of(params: Params, characters: Int[Array, "n"]) -> Float[Array, "n"]:
+    logits = MODEL.apply(params, characters)
+    assert isinstance(logits, jax.Array)
+    return logits
+
+
 def losses(params: Params, example: Example) -> Example:
     """Return the sums over the characters of one text, with no padding, mask or batch axis in sight."""
-    logits = MODEL.apply(params, example["characters"])
-    assert isinstance(logits, jax.Array)
+    logits = logits_of(params, example["characters"])
     target = example["space_follows"]
     return {
         "loss": optax.sigmoid_binary_cross_entropy(logits, target).sum(),
@@ -95,10 +108,46 @@ def gradient_difference(params: Params, data: Sequence[Example], batches: Callab
     count = sum(len(example["characters"]) for example in data)
     parts = [batch_gradient(params, batch, count)[0] for batch in batches(data)]
     padded = jax.tree.map(lambda *leaves: sum(leaves), *parts)
-    single = jax.grad(lambda params, example: losses(params, example)["loss"] / count)
+    single = jax.jit(jax.grad(lambda params, example: losses(params, example)["loss"] / count))
     unpadded = jax.tree.map(lambda *leaves: sum(leaves), *(single(params, example) for example in data))
     difference = jax.tree.map(lambda a, b: a - b, padded, unpadded)
     return float(optax.tree.norm(difference) / optax.tree.norm(unpadded))
+
+
+# --- from the weights to the command line ----------------------------------------------------------
+
+
+def space_follows(params: Params, characters: Int[Array, "n"]) -> Float[Array, "n"]:
+    """Return for each character the probability that a space follows."""
+    return jax.nn.sigmoid(logits_of(params, characters))
+
+
+def export(folder: Path, params: Params, grid: jb.Grid) -> Path:
+    """Write the weights as a training loop does, and an artifact of them, and return its path."""
+    checkpoint, artifact = folder / "checkpoint", folder / "spacer.jbx"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(checkpoint.resolve(), params)
+    spec = jb.spec("n", "uint8")
+    jb.batched(space_follows, in_axes=(None, 0), spec=spec, grid=grid).save(artifact, checkpoint)
+    return artifact
+
+
+def run_command(artifact: Path, data: Sequence[Example]) -> list[Any]:
+    """Run texts through an artifact in a process of its own, and return the probabilities of each."""
+    rows, results = artifact.with_name("texts.jsonl"), artifact.with_name("spaces.jsonl")
+    lines = (json.dumps({"characters": example["characters"].tolist()}) for example in data)
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["run", artifact, rows, "-o", results]
+    print("jaxbatch", *command)
+    subprocess.run([sys.executable, "-m", "jaxbatch", *map(str, command)], check=True)
+    return [json.loads(line)["result"] for line in results.read_text(encoding="utf-8").splitlines()]
+
+
+def with_spaces(example: Example, follows: Any) -> str:
+    """Return a text with spaces where they are said to follow."""
+    pairs = zip(example["characters"], np.asarray(follows) > 0.5, strict=True)
+    return "".join(chr(character) + " " * bool(space) for character, space in pairs)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -106,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=Path, metavar="FILE", help="one text a line, UTF-8")
     parser.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--sizes", type=int, default=5, metavar="N", help="padded sizes (default: 5)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="keeps checkpoint and artifact")
     options = parser.parse_args(argv)
 
     texts = read(options.texts)
@@ -151,7 +201,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"""
 held-out texts       {right / count:.1%} right; never a space would be {never:.1%}
 programs compiled    {len(traces)} of at most {len(grid)}
-gradient difference  {gradient_difference(params, few, batches):.1e}, padded batches to unpadded texts""")
+gradient difference  {gradient_difference(params, few, batches):.1e}, padded batches to unpadded texts
+""")
+
+    with contextlib.ExitStack() as stack:
+        folder = options.output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        artifact = export(folder, params, grid)
+        print(f"{artifact}: {artifact.stat().st_size:,} bytes, made of {folder / 'checkpoint'}")
+        follows = run_command(artifact, held_out)
+    targets = [example["space_follows"] for example in held_out]
+    same = [(np.asarray(p) > 0.5) == t for p, t in zip(follows, targets, strict=True)]
+    print(f"""
+from the command     {np.concatenate(same).mean():.1%} right
+it reads             {with_spaces(held_out[0], np.zeros(len(targets[0])))}
+it writes            {with_spaces(held_out[0], follows[0])}""")
 
 
 if __name__ == "__main__":

@@ -451,9 +451,12 @@ def test_the_training_example_learns_and_its_gradient_is_that_of_unpadded_texts(
     ]
     file = tmp_path / "lines.txt"
     file.write_text("\n".join(f"{line} {i}" for i in range(12) for line in lines))
-    main(["--texts", str(file), "--epochs", "4", "--sizes", "2"])
+    main(["--texts", str(file), "--epochs", "4", "--sizes", "2", "--output", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     assert len(losses) == 4 and losses[-1] < losses[0] / 2
     assert "programs compiled    2 of at most 2" in printed
     assert float(re.findall(r"gradient difference  (\S+),", printed)[0]) < 1e-5
+    scored, again = re.findall(r"([\d.]+)% right", printed)[-2:]
+    assert scored == again  # by the checkpoint, its artifact, and `jaxbatch run` in a process of its own
+    assert jb.load(tmp_path / "out" / "spacer.jbx")([np.zeros(3, np.uint8)])[0].shape == (3,)
