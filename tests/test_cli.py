@@ -171,28 +171,57 @@ def test_an_empty_input_gives_an_empty_output(artifact, tmp_path):
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
+def run_and_kill(arguments, target, done, delay=0.0):
+    """Start a run in a process, and kill it some seconds after so many of its chunks are there."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command("run", *arguments), env=env, stderr=subprocess.DEVNULL)
+    parts, deadline = target.with_name(f"{target.name}.parts"), time.monotonic() + 120
+    while process.poll() is None and len(list(parts.glob("*.part"))) < done and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    return process.wait(60) == -signal.SIGKILL
+
+
 def test_a_run_that_was_killed_is_resumed_without_holes_or_duplicates(artifact, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [x.tolist() for x in rows(1500)])
     options = ["--chunk", "50", "--cache-dir", str(tmp_path / "cache")]
     assert main(["run", artifact, source, "-o", str(tmp_path / "want.jsonl"), *options]) == 0
     target, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     for done in (1, 11, 23):
-        process = subprocess.Popen(
-            command("run", artifact, source, "-o", target, *options), env=env, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 120
-        while (
-            process.poll() is None and len(list(parts.glob("*.part"))) < done and time.monotonic() < deadline
-        ):
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        run_and_kill([artifact, source, "-o", target, *options], target, done)
         assert not target.exists() or not parts.exists()
     summary = tmp_path / "summary.json"
     assert main(["run", artifact, source, "-o", str(target), *options, "--summary", str(summary)]) == 0
     assert target.read_bytes() == (tmp_path / "want.jsonl").read_bytes()
     assert not parts.exists()
+
+
+@pytest.mark.skipif(not os.environ.get("JAXBATCH_ALL_CASES"), reason="minutes; JAXBATCH_ALL_CASES=1 runs it")
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "npz"])
+def test_a_kill_at_any_of_ten_random_moments_never_changes_a_byte(artifact, tmp_path, kind):
+    pytest.importorskip("pyarrow")
+    lines = [x.tolist() for x in rows(3000)]
+    lines[17], lines[2999] = ["text"], "bad"
+    source, want, target = (
+        write_jsonl(tmp_path / "in.jsonl", lines),
+        tmp_path / f"w.{kind}",
+        tmp_path / f"o.{kind}",
+    )
+    options = ["--chunk", "50", "--cache-dir", str(tmp_path / "cache")]
+    assert main(["run", artifact, source, "-o", str(want), *options]) == 3
+    rng, killed, resumed = np.random.default_rng(sum(kind.encode())), 0, 0
+    for done in (0, 60, *rng.integers(0, 61, 8).tolist()):
+        killed += run_and_kill([artifact, source, "-o", target, *options], target, done, rng.uniform(0, 0.05))
+        assert not target.exists() or target.read_bytes() == want.read_bytes()
+        summary = tmp_path / "summary.json"
+        assert main(["run", artifact, source, "-o", str(target), *options, "--summary", str(summary)]) == 3
+        assert target.read_bytes() == want.read_bytes()
+        resumed += json.loads(summary.read_text())["resumed"]
+        assert sorted(path.name for path in tmp_path.glob("*o.*")) == [target.name]
+        target.unlink()
+    print(f"{kind}: {killed} of 10 killed before the end, {resumed} rows were not run again")
+    assert killed >= 5 and resumed > 0
 
 
 def test_parts_of_another_input_are_not_reused(artifact, tmp_path):
