@@ -31,7 +31,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "jaxbatch/_mask"
-TESTS = ("tests/test_mask_rules.py", "tests/test_mask_rules_more.py")
+TESTS = ("tests/test_mask_rules.py", "tests/test_mask_rules_more.py", "tests/test_custom_padding.py")
 COPIED = ("jaxbatch", "models", "tests", "tools", "pyproject.toml")
 SKIPPED = ("__init__.py", "_registry.py")
 QUIET = ("-q", "-n", "0", "-p", "no:cacheprovider")

@@ -156,9 +156,7 @@ def _fitted(values: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
 @define("cond", "control flow")
 def _cond(ctx: Context, eqn: Any, which: Padded, *xs: Padded) -> Any:
     branches = eqn.params["branches"]
-    index = lax.clamp(
-        np.int32(0), lax.convert_element_type(which.data, np.int32), np.int32(len(branches) - 1)
-    )
+    index = lax.convert_element_type(which.data, np.int32)  # within bounds: `lax.switch` has clamped it
 
     def branch(k: int) -> Any:
         jaxpr, consts = _compat.open_jaxpr(branches[k])
