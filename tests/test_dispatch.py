@@ -269,3 +269,36 @@ def test_a_coroutine_waits_for_room_and_the_loop_goes_on():
     with run.dispatcher(max_pending=2, in_flight=1) as d:
         got, ticks = asyncio.run(asyncio.wait_for(main(d), SOON))
     assert got == list(range(12)) and ticks >= 12
+
+
+def test_an_event_loop_goes_on_while_programs_are_traced_compiled_and_run(monkeypatch):
+    from jaxbatch import _traced
+
+    ticks, seen, loop_thread, plain = [0], [], threading.get_ident(), _traced.Traced.build
+
+    def build(self, *args):
+        assert threading.get_ident() != loop_thread
+        begin, end = ticks[0], time.perf_counter() + SOON
+        while ticks[0] < begin + 5:  # it is not done before the loop went on
+            assert time.perf_counter() < end
+            time.sleep(0.001)
+        seen.append(dict(args[0])["n"])
+        return plain(self, *args)
+
+    monkeypatch.setattr(_traced.Traced, "build", build)
+
+    async def main(d):
+        async def tick():
+            while True:
+                await asyncio.sleep(0.001)
+                ticks[0] += 1
+
+        ticker = asyncio.ensure_future(tick())
+        got = await asyncio.gather(*[d(np.ones(n, np.float32)) for n in (3, 4, 9, 16)])
+        ticker.cancel()
+        return got
+
+    run = jb.batched(lambda x: x.sum(), spec=VECTOR, grid=jb.Grid(n=[4, 16], rows=[1]))
+    with run.dispatcher() as d:
+        assert asyncio.run(asyncio.wait_for(main(d), SOON)) == [3, 4, 9, 16]
+    assert 16 in seen

@@ -4,8 +4,9 @@
     python -m tools.soak_dispatcher --seeds 3 --events 200
 
 Examples succeed, fail on their own, run out of memory in large batches, are empty, oversize or malformed, are
-cancelled, expire, or come in bursts; now and then everything is closed and made anew. Every answer must be
-the right one, and after the last close nothing may be open. The exit status is 1 if anything was wrong.
+cancelled, expire, have callbacks that raise or submit, or come in bursts; now and then everything is closed
+and made anew. Every answer must be the right one, and after the last close nothing may be open. The exit
+status is 1 if anything was wrong.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import logging
 import random
 import threading
 import time
@@ -93,6 +95,8 @@ def soak(seed: int, events: int = 1000, run: jb.Batched | None = None) -> Result
             return
         with lock:
             futures.append((future, want if "deadline" not in options else float(x.sum())))
+        if 0.28 < event < 0.3:
+            future.add_done_callback(rng.choice([_raise, again]))
         x[...] = -1  # the caller's array is the caller's again
         if 0.2 < event < 0.28:
             if rng.random() < 0.5:
@@ -103,6 +107,12 @@ def soak(seed: int, events: int = 1000, run: jb.Batched | None = None) -> Result
                 future.result(timeout=10)
         if 0.3 < event < 0.303:
             _renew()
+
+    def again(_: Any) -> None:
+        with contextlib.suppress(jb.DispatcherClosedError, jb.QueueFullError):
+            more = current[0].submit(np.full(2, 3, np.float32))
+            with lock:
+                futures.append((more, 6.0))
 
     def _renew() -> None:
         with lock:
@@ -162,6 +172,10 @@ def soak(seed: int, events: int = 1000, run: jb.Batched | None = None) -> Result
     return result
 
 
+def _raise(_: Any) -> None:
+    raise SystemExit(3)
+
+
 def _expected(error: BaseException | None) -> bool:
     return isinstance(error, jb.DispatcherClosedError)
 
@@ -171,6 +185,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--events", type=int, default=1000)
     args = parser.parse_args()
+    for name in ("jax", "jaxbatch"):  # they show each error of a callback in full
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     run, failed = make(), 0
     for seed in range(args.seeds):
         result = soak(seed, args.events, run)

@@ -1,25 +1,20 @@
-"""The way in for coroutines: a request that waits for room without blocking the event loop."""
+"""The way in for coroutines: they wait for room without blocking the event loop."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
-from ._request import Request
+from ._room import Room
 
 
-async def request_result(
-    request: Request, submit: Callable[[Request], bool], room: Callable[[], Future]
-) -> Any:
-    """Submit a request as soon as there is room, and wait for its result.
-
-    Args:
-      submit: submits the request if there is room, or ends it if it is too late, and says whether it did.
-      room: returns a future that ends when there may be room.
-    """
-    while not submit(request):
-        left = None if request.deadline == math.inf else request.deadline - time.perf_counter()
-        await asyncio.wait([asyncio.wrap_future(room())], timeout=left)
-    return await asyncio.wrap_future(request)
+async def enter(room: Room, cells: int, deadline: float) -> bool:
+    """Take room, waiting for it until a time; return whether there was room."""
+    ticket = room.ask(cells)
+    try:
+        if not ticket.done():
+            left = None if deadline == math.inf else deadline - time.perf_counter()
+            await asyncio.wait([asyncio.wrap_future(ticket)], timeout=left)
+    except BaseException:  # its task was cancelled
+        room.abandon(ticket)
+        raise
+    return not room.withdraw(ticket)

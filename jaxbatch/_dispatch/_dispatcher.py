@@ -1,5 +1,6 @@
 """The dispatcher itself: what users hold."""
 
+import asyncio
 import math
 import time
 import weakref
@@ -14,15 +15,15 @@ from .._errors import DeadlineError, JaxbatchError, MaskError, QueueFullError
 from .._executables import KeyTakenError
 from .._shared import Shared
 from .._waits import DispatcherStatistics, freeze
-from . import _exit
-from ._awaiting import request_result
+from . import _exit, _thread_owner
+from ._awaiting import enter
 from ._compiler import Maker
 from ._device import SharedDevice, shared_device
 from ._intake import Intake
 from ._loop import Loop
 from ._request import Request
 from ._requests import settle
-from ._settings import OnFull, Settings
+from ._settings import MAX_PRIORITY, OnFull, Settings
 
 
 class Dispatcher:
@@ -79,8 +80,9 @@ class Dispatcher:
         The example is checked here and its arrays are copied, so that they may be changed at once. The future
         is a `concurrent.futures.Future`; its result is what `f` returns for the example, as NumPy arrays that
         own their memory, and `future.info` says what happened. `future.cancel()` succeeds until it runs.
-        Callbacks run in a thread of the dispatcher and hold up other results; there, this never waits. In a
-        coroutine, `await` the dispatcher itself instead, since this may block.
+        Callbacks run in a thread of the dispatcher and hold up other results; there, nothing waits: this
+        raises `QueueFullError`, and `result` of what has not ended a `RuntimeError`. In a coroutine, `await`
+        the dispatcher itself instead, since this may block. Who waits for room gets it in turn.
 
         Args:
           example: one value for each per-example argument.
@@ -99,14 +101,12 @@ class Dispatcher:
         """
         arrival = time.perf_counter()
         request = self._request(example, priority, deadline, arrival)
-        if self._on_full(on_full) == "raise" or self._loop.is_own_thread():
+        timeout = math.inf if timeout is None else self._number("timeout", timeout)
+        if self._on_full(on_full) == "raise" or _thread_owner.owner() is not None:
             timeout = 0.0
-        until = min(math.inf if timeout is None else timeout, request.deadline - arrival)
-        if not self._room.enter(request.cells, None if until == math.inf else until):
-            if time.perf_counter() >= request.deadline:
-                return self._expired(request)
-            raise self._full(timeout)
-        return self._take(request)
+        until = min(timeout, request.deadline - arrival)
+        entered = self._room.enter(request.cells, None if until == math.inf else until)
+        return self._take(request, entered, timeout)
 
     def __call__(
         self,
@@ -122,8 +122,7 @@ class Dispatcher:
         """
         arrival = time.perf_counter()
         request = self._request(example, priority, deadline, arrival)
-        waits = self._on_full(on_full) == "block"
-        return request_result(request, self._try if waits else self._try_once, self._room.change)
+        return self._result(request, waits=self._on_full(on_full) == "block")
 
     # --- out ---
 
@@ -182,6 +181,12 @@ class Dispatcher:
                 f"{self._engine.where}.submit: one example is {len(names)} values ({', '.join(names)}), got "
                 f"{len(example)}. The shared arguments belong to the dispatcher."
             )
+        if type(priority) is not int or priority:
+            priority = self._number("priority", priority)
+            if abs(priority) > MAX_PRIORITY:
+                raise ValueError(f"{self._engine.where}.submit: priority={priority!r}; use less.")
+        if deadline is not None:
+            deadline = self._number("deadline", deadline)
         try:
             leaves, lengths = self._intake.check(example)
         except JaxbatchError:
@@ -189,10 +194,21 @@ class Dispatcher:
             raise
         kind, sizes, cells = self._intake.sort(leaves, lengths)
         end = math.inf if deadline is None else arrival + deadline
-        return Request(leaves, lengths, kind, sizes, cells, arrival, priority, end, self._loop.cancelled)
+        return Request(leaves, lengths, kind, sizes, cells, arrival, priority, end, self._loop)
 
-    def _take(self, request: Request) -> Request:
-        """Hand a request that has room over to the dispatch thread."""
+    async def _result(self, request: Request, *, waits: bool) -> Any:
+        cells = request.cells
+        entered = self._room.enter(cells, 0.0)
+        if waits and not entered:
+            entered = await enter(self._room, cells, request.deadline)
+        return await asyncio.wrap_future(self._take(request, entered, 0.0))
+
+    def _take(self, request: Request, entered: bool, waited: float) -> Request:
+        """Hand a request over to the dispatch thread, or end it if there was no room."""
+        if not entered:
+            if time.perf_counter() >= request.deadline:
+                return self._expired(request)
+            raise self._full(waited)
         if self._loop.is_closing:
             self._room.leave(request.cells)
             raise self._loop.closed_error()
@@ -200,21 +216,15 @@ class Dispatcher:
         self._loop.submit(request)
         return request
 
-    def _try(self, request: Request) -> bool:
-        """Submit a request if there is room, without waiting; one that is too late ends."""
-        if time.perf_counter() >= request.deadline:
-            self._expired(request)
-            return True
-        if not self._room.enter(request.cells, 0.0):
-            return False
-        self._take(request)
-        return True
-
-    def _try_once(self, request: Request) -> bool:
-        """Submit a request if there is room, or raise."""
-        if not self._try(request):
-            raise self._full(None)
-        return True
+    def _number(self, name: str, value: Any) -> float:
+        """Return an option as a float; a number is nothing to be surprised by in another thread."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isnan(number):
+            raise ValueError(f"{self._engine.where}.submit: {name}={value!r}; use a number.")
+        return number
 
     def _on_full(self, given: str | None) -> str:
         if given not in (None, "block", "raise"):
@@ -232,12 +242,13 @@ class Dispatcher:
         settle(request, error=error)
         return request
 
-    def _full(self, timeout: float | int | None) -> QueueFullError:
+    def _full(self, waited: float) -> QueueFullError:
         self._count("refused")
-        waited = f" for {timeout:g} s" if timeout else ""
+        how_long = f" for {waited:g} s" if waited else ""
         return QueueFullError(
-            f"{self._engine.where}.submit: full{waited}; {self._room.pending} examples of {self._room.cells} "
-            f"cells are pending. Submit fewer at a time, or raise max_pending or max_pending_cells."
+            f"{self._engine.where}.submit: full{how_long}; {self._room.pending} examples of "
+            f"{self._room.cells} cells are pending. Submit fewer at a time, or raise max_pending or "
+            f"max_pending_cells."
         )
 
     def _count(self, what: str) -> None:

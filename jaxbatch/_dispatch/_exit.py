@@ -1,6 +1,10 @@
-"""The end of the interpreter: every dispatcher that is open is closed, so that every future ends too."""
+"""The end of the interpreter, and forks: every open dispatcher is closed, so that nobody waits for it.
+
+In a forked process it has none of its threads; in the one that was forked it goes on.
+"""
 
 import atexit
+import os
 import time
 import weakref
 
@@ -29,3 +33,12 @@ def _close_all() -> None:
     for loop in loops:
         if not loop.join(max(end - time.perf_counter(), 0.0)):
             loop.fail_all(RuntimeError(f"the interpreter ended, and a batch did not in {_LAST_SECONDS} s"))
+
+
+def _in_child() -> None:
+    for loop in list(_alive):
+        loop.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

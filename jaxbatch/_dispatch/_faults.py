@@ -39,4 +39,7 @@ def is_final(error: Exception) -> bool:
 
 def is_exhausted(error: BaseException) -> bool:
     """Tell whether a batch did not fit into memory."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    try:
+        return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    except Exception:  # a user's error may raise when it is shown
+        return False

@@ -14,6 +14,7 @@ from .._grid import Bucket
 from .._online import Planner
 from .._options import Rules
 from .._timing import BatchTimes
+from . import _thread_owner
 from ._compiler import Compiler
 from ._device import SharedDevice
 from ._in_flight import InFlight
@@ -56,19 +57,19 @@ class Loop:
         self._intake = intake
         self._room = room
         self._device = device
-        self._settings = settings
+        self._jax_settings = settings
         self._mail = mail = Mailbox()
         self.requests = requests = Requests(room)
         self._planner = planner = Planner(rules, intake.rows_for, engine.costs, device)
         self._programs = Programs(engine, intake, planner, requests, sort=self._sort_anew)
         work = Work(engine, shared, requests, done=self._report_done, failed=self._report_failed)
-        threads = {"broken": self.fail_all, "settings": settings}
+        threads = {"broken": self.fail_all, "settings": self._settings}
         name = engine.function.name
         self._compiler = Compiler(name, make, report=self._report_made, **threads)
         self._runners = Runners(name, rules.in_flight, work.run, **threads)
         self._batches = InFlight(planner, device, intake, requests, self._runners, wake=mail.wake)
         self._thread = threading.Thread(target=self._run, name=f"jaxbatch dispatch {name}", daemon=True)
-        self._over = self._ending = False
+        self._over = self._ending = self._forked = False
         self.cause: BaseException | None = None
         self.is_closing = False
 
@@ -102,17 +103,30 @@ class Loop:
         self._mail.put(self._on_close, False)
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait until all threads have ended, but never for the own one; return whether they have."""
-        if self.is_own_thread():
+        """Wait until all threads have ended, unless in a callback; return whether they have."""
+        if _thread_owner.owner() is not None:
             return False
         end = None if seconds is None else time.perf_counter() + seconds
         for thread in self._threads():
             thread.join(None if end is None else max(end - time.perf_counter(), 0.0))
         return not any(thread.is_alive() for thread in self._threads())
 
-    def is_own_thread(self) -> bool:
-        """Tell whether the dispatcher itself runs this, in a future's callback."""
-        return threading.current_thread() in self._threads()
+    def before_waiting(self) -> None:
+        """Raise an error if this thread would wait for ever for one of the requests."""
+        if self._forked:
+            raise self.closed_error()
+        if _thread_owner.owner() is self:
+            raise RuntimeError(
+                f"{self._where}: a callback waits for a result of its own dispatcher, whose thread it holds "
+                f"up. Give that future a callback, or pass `timeout=`."
+            )
+
+    def forked(self) -> None:
+        """Be closed, in a forked process: the threads are in the other one."""
+        self.cause = RuntimeError("the process was forked, and the dispatcher's threads are in the other one")
+        self._forked = self._over = self.is_closing = True
+        self.requests.forked()
+        self._room.forked()
 
     def _threads(self) -> list[threading.Thread]:
         compiling = self._compiler.thread
@@ -141,6 +155,11 @@ class Loop:
         self._compiler.close()
         self._runners.close()
         self._mail.wake()
+
+    def _settings(self) -> None:
+        """Begin a thread."""
+        _thread_owner.begin(self)
+        self._jax_settings()
 
     def _sweep(self) -> None:
         """End what is still open once nobody else does."""

@@ -1,13 +1,18 @@
 """One submitted example: the future that the caller holds, and what happened to it on its way."""
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from .._grid import Bucket
 from .._lanes import Kind, Waiter
+from . import _thread_owner
+
+_log = logging.getLogger("jaxbatch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,19 @@ class RequestInfo:
     attempts: int = 0
 
 
+@runtime_checkable
+class Owner(Protocol):
+    """What a request belongs to."""
+
+    def cancelled(self, request: "Request") -> None:
+        """Note that a request was cancelled before it ran."""
+        ...
+
+    def before_waiting(self) -> None:
+        """Raise an error if this thread would wait for ever."""
+        ...
+
+
 class Request(Future, Waiter):
     """The future of one example; `info` says what happened to it.
 
@@ -44,7 +62,6 @@ class Request(Future, Waiter):
       leaves: the example's arrays, of the dispatcher's own.
       lengths: of the kind's ragged dims.
       cells: of the padded sizes.
-      on_cancel: called once if the future was cancelled before it ran.
     """
 
     def __init__(
@@ -57,7 +74,7 @@ class Request(Future, Waiter):
         arrival: float,
         priority: float | int,
         deadline: float,
-        on_cancel: Callable[["Request"], None],
+        owner: Owner,
     ):
         Future.__init__(self)
         Waiter.__init__(self, kind, sizes, arrival, priority, deadline)
@@ -73,14 +90,45 @@ class Request(Future, Waiter):
         self.ended: float | None = None
         self.waited = 0.0
         self._claimed: bool | None = None
-        self._on_cancel = on_cancel
+        self._owner = owner
+
+    def result(self, timeout: float | int | None = None) -> Any:
+        """Return the result, or raise the error, waiting for it as any future does.
+
+        Raises:
+          RuntimeError: in a callback of the same dispatcher, which might wait for its own thread.
+        """
+        if timeout is None and not self.done():
+            self._owner.before_waiting()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | int | None = None) -> BaseException | None:
+        """Return the error, or None, waiting for it as any future does; in a callback as `result`."""
+        if timeout is None and not self.done():
+            self._owner.before_waiting()
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Self], object]) -> None:
+        """Call `fn` with the future when it has ended; what it raises, `SystemExit` too, stops no other."""
+
+        def contained(_: Future) -> None:
+            try:
+                fn(self)
+            except Exception:
+                raise  # the future logs it
+            except BaseException:
+                if _thread_owner.owner() is None:
+                    raise
+                _log.exception("a callback of a future ended with this")
+
+        super().add_done_callback(contained)
 
     def cancel(self) -> bool:
         """Cancel the request if it does not run yet; then it never will."""
         before = self.cancelled()
         done = super().cancel()
         if done and not before:
-            self._on_cancel(self)
+            self._owner.cancelled(self)
         return done
 
     def claim(self) -> bool:

@@ -3,7 +3,7 @@
 Any thread may end a request; whoever takes it out of the open ones does it, and everybody else does nothing.
 """
 
-import logging
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +13,6 @@ from typing import Any
 from .._waits import Ledger
 from ._request import Request
 from ._room import Room
-
-_log = logging.getLogger("jaxbatch")
 
 
 class Requests:
@@ -43,6 +41,10 @@ class Requests:
         """Return a copy of the ledger, as `freeze` needs it."""
         with self._lock:
             return self._ledger.copy()
+
+    def forked(self) -> None:
+        """Go on in a forked process, where another thread may have had the lock."""
+        self._lock = threading.Lock()
 
     # --- ends ---
 
@@ -109,13 +111,9 @@ class Requests:
 
 
 def settle(request: Request, result: Any = None, error: BaseException | None = None) -> None:
-    """End a future, unless it has ended already; what its callbacks raise is theirs alone."""
-    try:
+    """End a future, unless it has ended already; its callbacks run here."""
+    with contextlib.suppress(InvalidStateError):
         if error is None:
             request.set_result(result)
         else:
             request.set_exception(error)
-    except InvalidStateError:
-        pass
-    except BaseException:  # the future logs an `Exception` itself, and lets a `SystemExit` pass
-        _log.exception("a callback of a future ended with this")

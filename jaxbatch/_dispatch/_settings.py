@@ -1,7 +1,10 @@
 """How a dispatcher works, as its maker asks for it."""
 
+import contextlib
 import dataclasses
 import math
+import operator
+from collections.abc import Callable
 from typing import Literal
 
 from .._engine import Engine
@@ -10,6 +13,9 @@ from .._options import Rules
 from ._room import Room
 
 OnFull = Literal["block", "raise"]
+
+MAX_AGING = MAX_PRIORITY = 1e9
+"""Ranks are times less `priority * aging`: of larger numbers the times would not be seen any more."""
 
 _BATCHES_PENDING, _CELLS_PENDING = 16, 2**20
 """How many of the largest batches, or cells if that is more, may be pending unless a number is given."""
@@ -28,18 +34,21 @@ class Settings:
     in_flight: int = 2
 
     def __post_init__(self):
-        facts = {
-            "max_delay": (self.max_delay >= 0, "0 or more seconds"),
-            "max_pending": (self.max_pending >= 1, "1 or more"),
-            "max_pending_cells": (self.max_pending_cells is None or self.max_pending_cells >= 1, "1 or more"),
-            "on_full": (self.on_full in ("block", "raise"), "'block' or 'raise'"),
-            "target_latency": (self.target_latency is None or self.target_latency > 0, "more than 0 seconds"),
-            "aging": (self.aging > 0, "more than 0 seconds"),
-            "in_flight": (self.in_flight >= 1, "1 or more"),
-        }
-        for name, (ok, expected) in facts.items():
-            if not ok:
-                raise ValueError(f"dispatcher: {name}={getattr(self, name)!r}; use {expected}.")
+        seconds, positive = "0 or more seconds", "more than 0 seconds"
+        cells, latency = self.max_pending_cells, self.target_latency
+        self._expect("max_delay", lambda: self.max_delay >= 0, seconds)
+        self._expect("max_pending", lambda: self.max_pending >= 1, "1 or more")
+        self._expect("max_pending_cells", lambda: cells is None or cells >= 1, "1 or more")
+        self._expect("on_full", lambda: self.on_full in ("block", "raise"), "'block' or 'raise'")
+        self._expect("target_latency", lambda: latency is None or latency > 0, positive)
+        self._expect("aging", lambda: 0 < self.aging <= MAX_AGING, f"{positive} and at most {MAX_AGING:g}")
+        self._expect("in_flight", lambda: operator.index(self.in_flight) >= 1, "a whole number, 1 or more")
+
+    def _expect(self, name: str, holds: Callable[[], bool], expected: str) -> None:
+        with contextlib.suppress(TypeError):
+            if holds():
+                return
+        raise ValueError(f"dispatcher: {name}={getattr(self, name)!r}; use {expected}.")
 
     def rules(self, *, frozen: bool) -> Rules:
         """Return what the planner may do."""
