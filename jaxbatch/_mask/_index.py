@@ -113,7 +113,8 @@ def is_place(
     """Tell whether a gather is one place of an array, `x[i]` or `x[:, i]`, or a scatter its derivative.
 
     Where sizes are symbolic JAX promises that the place is inside, and the derivative drops one that is not;
-    where they are not it slices, and the derivative of a slice clamps its place like the slice itself.
+    where they are not it slices, and the derivative of a slice clamps its place like the slice itself. Such a
+    place is also called unique; others of JAX's derivatives make no such promise and drop.
     """
     return len(indices) - 1 == len(batching) and not set(indexed).isdisjoint(collapsed)
 
@@ -205,7 +206,7 @@ def _scatter(
         dims.scatter_dims_to_operand_dims,
         dims.inserted_window_dims,
     )
-    if mode == _Mode.PROMISE_IN_BOUNDS and identity is zero and place:
+    if mode == _Mode.PROMISE_IN_BOUNDS and identity is zero and place and params["unique_indices"]:
         mode = _Mode.CLIP
     elif mode != _Mode.CLIP:
         mode = _Mode.FILL_OR_DROP  # what XLA itself does; JAX clamps only where it says so
