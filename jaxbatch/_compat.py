@@ -328,9 +328,10 @@ def _install_watch() -> None:
         cls._jaxbatch_watched = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# Functions of JAX's own whose answer depends on such a test: the derivative of `det` at size 1, and padding
-# to whole bytes. Elsewhere JAX's own tests on sizes only save work.
-_SPECIAL_CASES = ("_cofactor_solve", "packbits")
+# Functions of JAX's own whose answer depends on such a test: the derivative of `det` at size 1, padding to
+# whole bytes, and the places of what is not zero in an array of no cell (0, whatever the fill value).
+# Elsewhere JAX's own tests on sizes only save work.
+_SPECIAL_CASES = ("_cofactor_solve", "packbits", "nonzero", "_nonzero_impl")
 
 
 def _is_equal(dim: Any, other: Any, operation: str, frame: Any) -> bool:

@@ -112,6 +112,15 @@ REDUCTIONS = {
 }
 
 INDEXING = {
+    # -3 of 2 is -1 once it is counted from the end, which is before the start and not the last.
+    "a place before the start": Case(
+        lambda x: (
+            lax.dynamic_update_index_in_dim(x, x.mean(1), jnp.int8(-3) - 0 * x.shape[0], 1),
+            lax.dynamic_index_in_dim(x, jnp.int8(-3), 1),
+        ),
+        ["n, 2"],
+        grad=False,
+    ),
     # The derivative promises a place that is inside, and at its true size drops this one.
     "maximum at a clipped place": Case(lambda x: x.at[jnp.sum(x == x)].max(-1.5, mode="clip"), ["n"]),
     "scatter subtract": Case(lambda x, i: x.at[i].subtract(1.5), ["n, 4", "3:int32"], high=9),
@@ -526,6 +535,15 @@ TRUTHS = {
 @pytest.mark.parametrize("name", TRUTHS)
 def test_the_truth_of_a_size_is_that_of_the_true_length(name):
     assert_exact(TRUTHS[name])
+
+
+def test_the_places_in_no_cell_are_jaxs_own():  # 0, whatever the fill value
+    case = Case(lambda x: jnp.flatnonzero(x[1:] > 0, size=3, fill_value=-1), lengths=(1, 2, 5, 8), grad=False)
+    if jax.__version_info__ < (0, 12):
+        assert_exact(case)
+    else:  # JAX looks whether there is a cell after the trace, when it is too late for two sides
+        with pytest.raises(jb.MaskError, match="== 0, which differs between examples"):
+            assert_exact(case)
 
 
 # --- refusals --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from .. import _compat
+from .._errors import MaskError
 from .._program import Shape
 from ._context import Context, Padded, has_inner_loop, select
 from ._layout import fit
@@ -41,8 +42,17 @@ def _call(ctx: Context, eqn: Any, *xs: Padded) -> Any:
 def _call_hi_primitive(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     """Look into an operation that JAX itself expands while lowering."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+
+    def decide(test: str, line: str, difference: Any) -> bool:
+        if difference is None or not (ctx.always(difference, 1) or ctx.always(difference, 0, 0)):
+            ctx.refuse(eqn, f"depends on {test}, which differs between examples.")
+        return not ctx.always(difference, 1)
+
     try:
-        closed = jax.make_jaxpr(lambda *args: eqn.primitive.to_lojax(*args, **eqn.params))(*avals)
+        with _compat.watch_size_tests(decide):
+            closed = jax.make_jaxpr(lambda *args: eqn.primitive.to_lojax(*args, **eqn.params))(*avals)
+    except MaskError:
+        raise
     except NotImplementedError:
         ctx.refuse(eqn, "cannot be looked into.")
     return ctx.call(eqn, _compat.consts_as_inputs(closed), (), [*map(_unpadded, closed.consts), *xs])

@@ -48,14 +48,17 @@ def _dynamic_slice(ctx: Context, eqn: Any, x: Padded, *starts: Padded) -> Any:
     for axis, (dim, size, start) in enumerate(zip(x.shape, sizes, starts, strict=True)):
         data = fit(data, axis, data.shape[axis] + _room(ctx, dim, size))
         begins.append(_clamp(ctx, start.data, dim, size))
-    return lax.dynamic_slice(data, begins, ctx.shape(sizes))
+    return lax.dynamic_slice(data, begins, ctx.shape(sizes), allow_negative_indices=False)
 
 
 def _clamp(ctx: Context, start: Any, dim: Dim, size: Dim) -> Any:
-    """Return `start` held against true bounds; left alone where the allocated bounds are the true ones."""
+    """Return `start` held against true bounds; left alone where the allocated bounds are the true ones.
+
+    What is still negative is not counted from the end: the program has done that already.
+    """
+    start = _widened(jnp.asarray(start))
     if not _compat.is_symbolic(dim) and not _compat.is_symbolic(size):
         return start
-    start = jnp.asarray(start)
     return jnp.clip(start, 0, lax.convert_element_type(_limit(ctx, dim, size), start.dtype))
 
 
@@ -73,8 +76,8 @@ def _write(ctx: Context, x: Padded, update: Padded, begins: Sequence[Any]) -> An
     keep = ctx.valid(update.shape, range(len(update.shape)))
     new = update.data
     if keep is not None:
-        new = select(keep, new, lax.dynamic_slice(data, begins, new.shape))
-    data = lax.dynamic_update_slice(data, new, begins)
+        new = select(keep, new, lax.dynamic_slice(data, begins, new.shape, allow_negative_indices=False))
+    data = lax.dynamic_update_slice(data, new, begins, allow_negative_indices=False)
     for axis, size in enumerate(x.data.shape):
         data = fit(data, axis, size)
     return data
