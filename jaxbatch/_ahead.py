@@ -16,7 +16,8 @@ from ._errors import MaskError, OversizeError, SpecError
 from ._executables import KeyTakenError
 from ._explanation import Explanation, explain
 from ._grid import Bucket, Grid
-from ._plan import Job, Means, chunk, plan
+from ._layouts import plan_lists
+from ._plan import Means, chunk, plan
 from ._shared import Shared
 from ._traced import Traced
 
@@ -55,24 +56,21 @@ class Ahead:
         engine = self._engine
         array = self._array(lengths)
         inside = array[(array > 0).all(axis=1) & (not engine.is_unmaskable)]
-        traced, shared = None, None
-        if len(args) == len(self._names):
-            fixed = bound_dims(engine, args)
-            if all(dim in fixed for dim in engine.fixed_dims):
-                shared = self.shared(args)
-                traced = self._traced(shared, fixed)
-        means = Means(engine.costs) if traced is None else engine.means(traced, frozen=frozen)
-        jobs, kept = self._plan(inside, means, traced)
-        programs = {} if traced is None else engine.programs(traced)
+        kept = self._kept(inside)
+        traces = self._traces(args)
+        grid = engine.grid_for(inside)
+        planned = plan_lists(engine, traces, kept, grid, frozen=frozen)
+        programs = {} if planned.traced is None else engine.programs(planned.traced)
         found = explain(
-            jobs,
+            planned.jobs,
             kept,
-            missing=len({job.bucket for job in jobs} - programs.keys()),
+            missing=planned.missing,
             num_exact=len(array) - len(kept),
-            cost=means.costs.seconds,
+            cost=planned.means.costs.seconds,
             memory=lambda bucket: _measure.peak_bytes(programs[bucket]) if bucket in programs else None,
         )
-        return dataclasses.replace(found, advice=self._advice(kept, found, means))
+        advice = self._advice(kept, found, planned.means) if planned.layout == "padded" else None
+        return dataclasses.replace(found, advice=advice, layout=planned.layout, layout_reason=planned.reason)
 
     def _advice(self, lengths: np.ndarray, found: Explanation, means: Means) -> str | None:
         """Say whether a ladder fitted to these lengths would repay its compiles, where costs are known."""
@@ -100,17 +98,28 @@ class Ahead:
             f"{found.seconds:.3g} s, for {compiling:.3g} s more of compiling: {verdict}."
         )
 
-    def _traced(self, shared: Shared, fixed: Mapping[str, int]) -> Traced | None:
-        """Return the trace, if the function can be padded at all."""
+    def _traces(self, args: Sequence[Any]) -> Mapping[str, Traced | None]:
+        """Return the traces by layout; None for each if it cannot be traced with these arguments."""
+        engine = self._engine
+        layouts = ("padded", "packed") if engine.layout == "auto" else (engine.layout,)
+        unknown = dict.fromkeys(layouts if len(engine.dims) == 1 else ("padded",))
+        if len(args) != len(self._names):
+            return unknown
+        fixed = bound_dims(engine, args)
+        if any(dim not in fixed for dim in engine.fixed_dims):
+            return unknown
         try:
-            return self._engine.for_lists(shared, self._engine.function.spec.dtypes(), fixed)
+            shared = self.shared(args)
+            return engine.for_lists(shared, engine.function.spec.dtypes(), fixed) or {"padded": None}
         except Exception:  # it belongs to a call; with a dtype family the default may be the wrong one
-            return None
+            return unknown
 
-    def _plan(
-        self, lengths: np.ndarray, means: Means, traced: Traced | None = None
-    ) -> tuple[list[Job], np.ndarray]:
-        """Return the jobs for examples of these lengths, and the lengths without oversize examples."""
+    def _kept(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the lengths without oversize examples.
+
+        Raises:
+          OversizeError: there are such, and that is an error.
+        """
         grid = self._engine.grid_for(lengths)
         over = (lengths > np.array(list(grid.limits.values()), np.int64)).any(axis=1)
         if self._oversize == "error" and over.any():
@@ -118,9 +127,7 @@ class Ahead:
                 grid.ceil(dict(zip(grid.dims, lengths[over][0].tolist(), strict=True)))
             except OversizeError as error:
                 raise error.with_context(self._engine.where)  # noqa: B904  (it is the same error)
-        kept = lengths[~over]
-        jobs = plan(kept, grid, means) if traced is None else traced.plan(kept, grid, means)
-        return jobs, kept
+        return lengths[~over]
 
     # --- compile and measure ---
 
@@ -129,7 +136,7 @@ class Ahead:
         engine, dtypes = self._engine, self._engine.function.spec.dtypes()
         array = None if lengths is None else self._array(lengths)
         if array is not None:
-            self._plan(array[(array > 0).all(axis=1)], Means())  # it raises what a call would
+            self._kept(array[(array > 0).all(axis=1)])  # it raises what a call would
         elif engine.grid is None:
             raise ValueError(
                 f"{engine.where}: without a grid there is nothing to warm up; pass grid= or lengths=."
@@ -141,25 +148,31 @@ class Ahead:
                 f"{engine.where}: the size of `{unknown[0]}` is not known before the first example. Write "
                 f"the number into the spec."
             )
-        traced = engine.for_lists(shared, dtypes, fixed)
-        if traced is not None:
-            if array is None:
+        traces = engine.for_lists(shared, dtypes, fixed)
+        inside = None if array is None else array[~self._is_exact(array)]
+        for layout, traced in traces.items():
+            if inside is None:
                 assert engine.grid is not None
-                self._prepare(traced, engine.grid, shared, measure)
-            else:
-                self._prepare_for(array[~self._is_exact(array)], traced, shared, measure)
+                self._prepare(traced, traced.buckets(engine.grid), shared, measure)
+            elif len(inside):
+                self._prepare_for(inside, layout, traced, shared, measure)
+            if inside is None or len(inside):
+                longest = None if inside is None else int(inside.max(initial=1))
+                for bucket in traced.spare(longest):
+                    self._prepare(traced.again, [bucket], shared, measure=False)
             engine.note_slow_batches()
         if array is not None:
-            self._warm_up_exact(shared, fixed, array if traced is None else array[self._is_exact(array)])
+            self._warm_up_exact(shared, fixed, array[self._is_exact(array)] if traces else array)
 
-    def _prepare_for(self, lengths: np.ndarray, traced: Traced, shared: Shared, measure: bool) -> None:
+    def _prepare_for(
+        self, lengths: np.ndarray, layout: str, traced: Traced, shared: Shared, measure: bool
+    ) -> None:
         """Prepare the buckets of a plan, and of the plan that then is the best, until it is the same one."""
         while True:
-            ready = self._engine.programs(traced).keys()
-            jobs, _ = self._plan(lengths, self._engine.means(traced, frozen=False), traced)
-            buckets = dict.fromkeys(job.bucket for job in jobs)
-            self._prepare(traced, buckets, shared, measure)
-            if buckets.keys() <= ready:
+            grid = self._engine.grid_for(lengths)
+            planned = plan_lists(self._engine, {layout: traced}, lengths, grid, frozen=False)
+            self._prepare(traced, dict.fromkeys(job.bucket for job in planned.jobs), shared, measure)
+            if not planned.missing:
                 return
 
     def _prepare(self, traced: Traced, buckets: Iterable[Bucket], shared: Shared, measure: bool) -> None:
@@ -180,7 +193,8 @@ class Ahead:
         engine, where = self._engine, self._engine.where
         if (grid := engine.grid) is None:
             raise ValueError(f"{where}: without a grid there are no rows to choose from; pass grid=.")
-        traced = engine.padded(self.shared(args), engine.function.spec.dtypes(), bound_dims(engine, args))
+        traces = engine.for_lists(self.shared(args), engine.function.spec.dtypes(), bound_dims(engine, args))
+        traced = next(iter(traces.values()), None)
         if traced is None or traced.may_not_end:
             why = "it runs at exact sizes" if traced is None else "its loops may not end, or it calls back"
             raise ValueError(f"{where}: cannot be measured on made-up data: {why}.")
@@ -198,7 +212,7 @@ class Ahead:
         """Try numbers of rows, few first, until more of them do not fit or are clearly slower."""
         engine, rates = self._engine, {}
         for rows in ladder:
-            bucket = sizes.with_rows(rows)
+            bucket = traced.bucket(sizes, rows)
             program = engine.executables.get(
                 traced.key(bucket), functools.partial(traced.build, bucket, engine.executables.disk)
             )

@@ -145,6 +145,9 @@ class Batched:
     def warm_up(self, *shared: Any, lengths: Lengths | None = None, measure: bool = True) -> None:
         """Compile now what later calls will need, and measure what it costs; allowed when frozen.
 
+        Packed rows need a program for each number of segments too, and, where the results of a row may not
+        count, a padded one for what then runs again. With `layout="auto"` both layouts are compiled.
+
         From then on, batches are planned by seconds instead of cells (see `costs`), and a program that does
         not exist yet is used only where it saves more than a tenth of the time to compile it. With `lengths`,
         a run of such examples compiles nothing afterwards.
@@ -164,7 +167,7 @@ class Batched:
         self._ahead.warm_up(shared, lengths, measure=measure)
 
     def explain(self, lengths: Lengths, *shared: Any) -> Explanation:
-        """Say what a run of examples of these lengths would do; compiles and runs nothing.
+        """Say what a run of examples of these lengths would do, and in which layout; nothing is compiled.
 
         Args:
           lengths: an array if there is one dim, else a dict of arrays by dim, in elements.
@@ -220,6 +223,7 @@ class Batched:
           >>> [future.result().tolist() for future in futures]
           [[0.5, 1.0], [1.0, 1.0, 1.0]]
         """
+        self._refuse_packed("dispatcher", "single examples do not wait for a row to fill")
         settings = Settings(
             max_delay, max_pending, max_pending_cells, on_full, target_latency, aging, in_flight
         )
@@ -272,6 +276,7 @@ class Batched:
             own; or the grid or a size is not known yet.
           MaskError: padding would change the answer, or the gradient.
         """
+        self._refuse_packed("save", "a file holds padded programs")
         policies = {"oversize": self._oversize, "frozen": self._frozen}
         options = _artifact.Options(platforms, vjp_order, metadata, references)
         sources = _artifact.Sources(shared, copy=copy)
@@ -293,6 +298,13 @@ class Batched:
             _report.write(path, _report.render(self.__name__, self.grid, self.statistics()))
         except ValueError as error:
             raise ValueError(f"{self._engine.where}.report: {error}") from None
+
+    def _refuse_packed(self, method: str, why: str) -> None:
+        if self._engine.layout == "packed":
+            raise ValueError(
+                f"{self._engine.where}.{method}: layout='packed' is for lists; {why}. Make one with "
+                f"layout='padded', or with 'auto', which pads here and gives the same results."
+            )
 
     @property
     def grid(self) -> Grid | None:
@@ -424,7 +436,7 @@ def batched(
     costs: Costs | None = None,
     streams: int = 1,
     cache_dir: str | os.PathLike[str] | None = None,
-    layout: Literal["padded", "packed"] = "padded",
+    layout: Literal["padded", "packed", "auto"] = "padded",
 ) -> Batched:
     """Turn a function of one example at its exact size into one of many examples of many sizes.
 
@@ -460,10 +472,13 @@ def batched(
       cache_dir: a folder, of the user's own, that keeps compiled programs: a later process traces and lowers
         as usual, and reads what is there instead of compiling. Entries of other machines or versions are not
         used. What is read from it is run, so others must not be able to write to it.
-      layout: "padded" puts each example into a row of its own, "packed" as many as there is room for, with no
-        padding between them; the sizes of the grid are then those of rows. A function that cannot be packed
-        is padded, and the notes of the statistics say why; so are examples next to one whose numbers are not
-        finite.
+      layout: how examples of lists lie in rows. "padded": each in a row of its own. "packed": as many in one
+        as there is room for, with no padding between them; the sizes of the grid are then those of rows, and
+        `len(grid.packed)` bounds the programs. "auto": the layout that is predicted to take less, for each
+        call (or window of `map`), by measured costs after `warm_up`, else by the operations of the programs;
+        `explain` and the statistics say which and why. A function that cannot be packed is padded, and the
+        notes of the statistics say why; so are examples in a row with one whose numbers are not finite,
+        where these could have reached them.
 
     Returns:
       A `Batched`: call it with the arguments of `f`, a list of examples in the place of each one.
@@ -489,10 +504,10 @@ def batched(
         raise TypeError(f"{where}: key={key!r} has no hash; use a string or a tuple of strings.")
     if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
         raise ValueError(f"{where}: streams={streams!r}; it is a number of threads, 1 or more.")
-    if layout not in ("padded", "packed"):
-        raise ValueError(f"{where}: layout={layout!r}; use 'padded' or 'packed'.")
-    if layout == "packed" and grid is None:
-        raise ValueError(f"{where}: layout='packed' needs grid=, whose sizes are those of rows.")
+    if layout not in ("padded", "packed", "auto"):
+        raise ValueError(f"{where}: layout={layout!r}; use 'padded', 'packed' or 'auto'.")
+    if layout != "padded" and grid is None:
+        raise ValueError(f"{where}: layout={layout!r} needs grid=, whose sizes are those of rows.")
     if per_example and mask_arg is not None:
         raise ValueError(f"{where}: mask_arg={mask_arg!r} is for functions that mask themselves.")
     try:

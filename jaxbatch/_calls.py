@@ -6,7 +6,7 @@ empty (or oversize or unmaskable, if that was allowed), a program of its exact s
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from ._engine import Engine
 from ._errors import MaskError, OversizeError, SpecError
 from ._executables import KeyTakenError
 from ._grid import Bucket, Grid
+from ._layouts import plan_lists
 from ._pipeline import Pipeline, Window, Work
-from ._plan import chunk
+from ._plan import chunk, plan
 from ._shared import Shared
 from ._spec import Checked, shared_dims
 from ._traced import Traced
@@ -72,6 +73,7 @@ class Call:
             frozen=policy.frozen,
             on_failure=self._on_failure,
             on_delivered=on_delivered,
+            again=self._again,
         )
 
     # --- in ---
@@ -147,28 +149,41 @@ class Call:
         """Sort the examples by how they run and yield their batches; what cannot be traced fails here."""
         for dtypes, here in rows.by_dtypes():
             alone, inside = here[rows.exact[here]], here[~rows.exact[here]]
-            traced = None
+            traces: dict[str, Traced] = {}
             if len(inside):
                 try:
-                    traced = self._engine.for_lists(self._shared, dtypes, self._fixed.sizes)
+                    traces = self._engine.for_lists(self._shared, dtypes, self._fixed.sizes)
                 except Exception as error:
                     if isinstance(error, MaskError | KeyTakenError) or not self._own_fault(dtypes):
                         raise
                     self._fail(rows, inside, error)
                     inside = inside[:0]
             # At its exact size an example gets the error that the function has for it.
-            leaving = np.full(len(inside), True) if traced is None else self._raising(rows, inside, traced)
+            leaving = self._raising(rows, inside, traces)
             alone, inside = np.concatenate([alone, inside[leaving]]), inside[~leaving]
             yield from self._exact_works(rows, alone, dtypes, grid)
-            if traced is not None:
-                means = self._engine.means(traced, frozen=self._policy.frozen)
-                for job in traced.plan(rows.lengths[inside], grid, means):
-                    yield rows.work(traced, job.bucket, inside[list(job.indices)], job.used)
+            if len(inside):
+                lengths, frozen = rows.lengths[inside], self._policy.frozen
+                planned = plan_lists(self._engine, traces, lengths, grid, frozen=frozen)
+                self._engine.recorder.add_layout(planned.layout, len(inside), planned.reason)
+                assert planned.traced is not None
+                for job in planned.jobs:
+                    yield rows.work(planned.traced, job.bucket, inside[list(job.indices)], job.used)
 
-    def _raising(self, rows: "_Rows", inside: np.ndarray, traced: Traced) -> np.ndarray:
-        """Return whether each example has a length at which the function itself raises."""
-        own, raising = rows.lengths[inside], np.zeros(len(inside), bool)
-        for bounds in traced.failures:
+    def _again(self, work: Work, places: Sequence[int]) -> Iterator[Work]:
+        """Yield the batches of examples of a batch whose results do not count."""
+        traced, own = work.traced.again, list(places)
+        assert self._engine.grid is not None
+        means = self._engine.means(traced, frozen=self._policy.frozen)
+        for job in plan(work.lengths[own], self._engine.grid, means):
+            part = [own[i] for i in job.indices]
+            indices, examples = tuple([work.indices[k] for k in part]), [work.examples[k] for k in part]
+            yield Work(work.window, traced, job.bucket, indices, examples, work.lengths[part])
+
+    def _raising(self, rows: "_Rows", inside: np.ndarray, traces: Mapping[str, Traced]) -> np.ndarray:
+        """Return whether each example has no trace, or a length at which the function itself raises."""
+        own, raising = rows.lengths[inside], np.full(len(inside), not traces)
+        for bounds in next(iter(traces.values())).failures if traces else ():
             low, high = np.array([bounds[dim] for dim in self._engine.dims]).T
             raising |= np.all((own >= low) & (own <= high), axis=1)
         return raising

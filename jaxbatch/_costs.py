@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from ._grid import Bucket
 
 _FORMAT = 1
+_WEIGHTS = {"rows": 0.5, "segments": 0.25}  # how much a factor between two buckets counts; sizes count 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +44,23 @@ class Costs:
     def __bool__(self) -> bool:
         return bool(self.measured)
 
+    def of(self, *, packed: bool) -> "Costs":
+        """Return what is known of packed rows alone, or of padded ones."""
+        measured = {b: each for b, each in self.measured.items() if (b.segments is not None) == packed}
+        return dataclasses.replace(self, measured=measured)
+
     def seconds(self, bucket: Bucket) -> float | None:
         """Return the seconds of one batch: measured, else estimated; None where nothing was measured.
 
-        The estimate scales the measured bucket that is nearest in sizes and rows by the work of the two
-        programs, if both were compiled, else by their cells.
+        The estimate scales the measured bucket of the same layout that is nearest in sizes and rows by the
+        work of the two programs, if both were compiled, else by their cells.
         """
         if (known := self.measured.get(bucket)) is not None:
             return known
-        if not self.measured:
+        alike = [other for other in self.measured if (other.segments is None) == (bucket.segments is None)]
+        if not alike:
             return None
-        nearest = min(self.measured, key=lambda other: _distance(other, bucket))
+        nearest = min(alike, key=lambda other: _distance(other, bucket))
         pair = self.work.get(bucket), self.work.get(nearest)
         ratio = pair[0] / pair[1] if pair[0] and pair[1] else bucket.cells / nearest.cells
         return self.measured[nearest] * ratio
@@ -64,8 +71,9 @@ class Costs:
         In these sizes no number of rows was faster for each example than one.
         """
         found = []
-        for single, seconds in self.measured.items():
-            others = [b for b in self.measured if b.sizes == single.sizes and b["rows"] > 1]
+        measured = {b: seconds for b, seconds in self.measured.items() if b.segments is None}
+        for single, seconds in measured.items():
+            others = [b for b in measured if b.sizes == single.sizes and b["rows"] > 1]
             if single["rows"] == 1 and others:
                 best = min(others, key=lambda bucket: self.measured[bucket] / bucket["rows"])
                 if seconds < self.measured[best] / best["rows"]:
@@ -122,7 +130,5 @@ def _positive(value: float) -> float:
 def _distance(one: Bucket, other: Bucket) -> float:
     """Compare two buckets by the factors between them; rows count less, since cost grows with them evenly."""
     return sum(
-        abs(math.log(one[name] / other[name])) * (0.5 if name == "rows" else 1.0)
-        for name in other
-        if name in one
+        abs(math.log(one[name] / other[name])) * _WEIGHTS.get(name, 1.0) for name in other if name in one
     )

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _closures, _compat, _measure
+from . import _closures, _compat, _measure, _work
 from ._costs import Costs
 from ._disk_cache import DiskCache
 from ._errors import MaskError
@@ -38,7 +38,7 @@ class Engine:
       costs: what is known of costs already.
       disk: where compiled programs are kept for other processes.
       streams: how many batches run at the same time.
-      layout: "padded" or "packed".
+      layout: "padded", "packed" or "auto".
 
     Attributes:
       dims: the ragged dims; columns of all arrays of lengths are in this order.
@@ -74,7 +74,8 @@ class Engine:
         self.streams = Streams(streams)
         self._costs = costs or Costs()
         self._lock = threading.Lock()
-        self._means: tuple[Any, frozenset[Bucket], Costs] | None = None
+        self._means: dict[bool, tuple[Any, frozenset[Bucket], Costs]] = {}
+        self._row_work: dict[tuple[Signature, int], float] = {}
         self.note_slow_batches()
 
     @property
@@ -160,14 +161,21 @@ class Engine:
         if not self._costs and not frozen:
             return Means(moves=traced.moves)
         state = traced.signature, self._store.version, self._costs
-        known = self._means
+        known = self._means.get(traced.is_packed)
         if known is None or known[0] != state:
             programs = self.programs(traced)
             found = {bucket: _measure.work(program) for bucket, program in programs.items()}
             work = {**self._costs.work, **{bucket: each for bucket, each in found.items() if each}}
-            costs = dataclasses.replace(self.costs, work=work)
-            known = self._means = state, frozenset(programs), costs
+            costs = dataclasses.replace(self.costs, work=work).of(packed=traced.is_packed)
+            known = self._means[traced.is_packed] = state, frozenset(programs), costs
         return Means(known[2], known[1], frozen, traced.moves)
+
+    def row_work(self, traced: Traced, size: int) -> float:
+        """Return what one row of a trace takes at this size, in units that only compare; counted once."""
+        key = traced.signature, size
+        if key not in self._row_work:
+            self._row_work[key] = _work.row_work(traced, size)
+        return self._row_work[key]
 
     # --- traces ---
 
@@ -219,14 +227,16 @@ class Engine:
 
     def for_lists(
         self, shared: Shared, dtypes: Sequence[np.dtype], fixed: Mapping[str, int]
-    ) -> Traced | None:
-        """Return the trace for calls with lists: packed if that is wanted and possible, else as `padded`.
+    ) -> dict[str, Traced]:
+        """Return the trace for calls with lists in each layout that there is a choice of; none as `padded`.
 
         Why a function is padded only stands in the statistics' notes.
         """
         padded = self.padded(shared, dtypes, fixed)
-        if self.layout == "padded" or padded is None:
-            return padded
+        if padded is None:
+            return {}
+        if self.layout == "padded":
+            return {"padded": padded}
         assert self._grid is not None
         grid = self._grid
 
@@ -237,7 +247,10 @@ class Engine:
                 self.recorder.note(f"padded only: {error}")
                 return padded
 
-        return self._traces.get((padded.signature, "packed"), make)[0]
+        packed = self._traces.get((padded.signature, "packed"), make)[0]
+        if not packed.is_packed:
+            return {"padded": padded}
+        return {"packed": packed} if self.layout == "packed" else {"padded": padded, "packed": packed}
 
     def traces(self) -> list[Traced]:
         """Return all traces that were made and are kept."""

@@ -21,12 +21,14 @@ class Explanation:
       missing: how many of the programs are not compiled yet.
       pad_ratio_squared: padded cells for each valid one where the cost grows with the square of the size, as
         in attention.
-      worst_pad_ratio: the largest pad ratio of one example.
+      worst_pad_ratio: the largest pad ratio of one example, or of one batch of packed rows.
       num_exact: examples with an empty or an oversize dim, which would run at their exact size.
       bucket_seconds: what the batches of each bucket are predicted to take together; None where unknown.
       bucket_bytes: memory that the program of each bucket takes, arguments and results included; None where
         unknown.
       advice: whether a finer ladder would repay its compiles; None where costs are unknown or gains small.
+      layout: "padded" or "packed".
+      layout_reason: why it is this layout, where there is a choice.
     """
 
     jobs: tuple[Job, ...]
@@ -38,6 +40,8 @@ class Explanation:
     bucket_seconds: Mapping[Bucket, float | None] = dataclasses.field(default_factory=dict)
     bucket_bytes: Mapping[Bucket, int | None] = dataclasses.field(default_factory=dict)
     advice: str | None = None
+    layout: str = "padded"
+    layout_reason: str | None = None
 
     @property
     def total(self) -> BucketStatistics:
@@ -88,6 +92,8 @@ class Explanation:
             f"{self.missing} of them to compile; {total.padding_share:.1%} padding ({total.pad_ratio:.3f} "
             f"padded cells for each valid one, {self.worst_pad_ratio:.3f} at worst)"
         ]
+        if self.layout_reason or self.layout != "padded":
+            lines.append(f"layout: {self.layout}{f' ({self.layout_reason})' if self.layout_reason else ''}")
         if total.size_sums:
             lines.append(f"padding by dim: {_tables.shares(total.padding_by_dim)}")
         if self.buckets:
@@ -142,8 +148,10 @@ def explain(
         own = lengths[np.asarray(job.indices, np.intp)]
         tallies.setdefault(job.bucket, Tally()).add(job.bucket, own, used=job.used)
         cells, sizes = own.astype(np.float64).prod(axis=1), float(job.bucket.cells // job.bucket["rows"])
-        padded, valid = padded + len(own) * sizes**2, valid + float((cells**2).sum())
-        worst = max(worst, sizes / float(cells.min()))
+        rows = len(own) if job.used is None else job.used
+        padded, valid = padded + rows * sizes**2, valid + float((cells**2).sum())
+        ratio = sizes / float(cells.min()) if job.used is None else rows * sizes / float(cells.sum())
+        worst = max(worst, ratio)
     buckets = {bucket: tally.freeze() for bucket, tally in tallies.items()}
     each = {bucket: cost(bucket) if cost else None for bucket in buckets}
     return Explanation(

@@ -23,6 +23,9 @@ Sizes: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | list[SupportsInde
 """How a user describes a ladder: one size, `(lo, hi)` for powers of two, or a list taken as it is."""
 
 RESERVED_NAMES = ("rows", "max_cells", "segments")
+CELLS_A_SEGMENT = 8
+"""How many cells of a packed row there are for each example that it may hold, by default."""
+
 _LARGEST_SIZE = 2**62  # Lengths are compared as int64, and sums of two sizes must not wrap.
 
 
@@ -32,6 +35,7 @@ class Bucket(Mapping[str, int]):
 
     Attributes:
       rows: the size of the batch axis; None (and no key of the mapping) where only sizes were asked for.
+      segments: how many examples each row may hold, where rows are packed; None (and no key) elsewhere.
 
     Example:
       >>> bucket = Bucket(n=32, rows=8)
@@ -40,28 +44,38 @@ class Bucket(Mapping[str, int]):
     """
 
     rows: int | None
+    segments: int | None
     _values: dict[str, int]
 
-    def __init__(self, *, rows: SupportsIndex | None = None, **sizes: SupportsIndex):
+    def __init__(
+        self,
+        *,
+        rows: SupportsIndex | None = None,
+        segments: SupportsIndex | None = None,
+        **sizes: SupportsIndex,
+    ):
         values = {dim: operator.index(size) for dim, size in sizes.items()}
         if rows is not None:
             values["rows"] = operator.index(rows)
+        if segments is not None:
+            values["segments"] = operator.index(segments)
         object.__setattr__(self, "rows", values.get("rows"))
+        object.__setattr__(self, "segments", values.get("segments"))
         object.__setattr__(self, "_values", values)
 
     @property
     def sizes(self) -> dict[str, int]:
         """The padded size of each ragged dim, in a dict of the caller's own."""
-        return {dim: size for dim, size in self._values.items() if dim != "rows"}
+        return {dim: size for dim, size in self._values.items() if dim not in ("rows", "segments")}
 
     @property
     def cells(self) -> int:
         """The product of all sizes, and of the rows where they are known."""
-        return math.prod(self._values.values())
+        return math.prod(self._values.values()) // (self.segments or 1)
 
     def with_rows(self, rows: SupportsIndex) -> "Bucket":
         """Return the bucket of the same sizes with this many rows."""
-        return Bucket(rows=rows, **self.sizes)
+        return Bucket(rows=rows, segments=self.segments, **self.sizes)
 
     def __getitem__(self, name: str) -> int:
         return self._values[name]
@@ -98,7 +112,7 @@ class Grid:
       rows: the sizes of the batch axis, ascending.
       max_cells: the largest rows x product of sizes, or None for no limit.
       caps: (sizes, largest number of rows) where `capped` set one.
-      segments: the most examples in one packed row; None for one in 8 cells.
+      segments: for packed rows, how many examples a row may hold, ascending; None for one in 8 cells.
 
     Example:
       >>> grid = Grid(n=(16, 100), rows=[1, 8])
@@ -111,13 +125,13 @@ class Grid:
     rows: tuple[int, ...]
     max_cells: int | None
     caps: tuple[tuple[tuple[int, ...], int], ...]
-    segments: int | None
+    segments: tuple[int, ...] | None
 
     def __init__(
         self,
         rows: Sizes = (1, 64),
         max_cells: SupportsIndex | None = None,
-        segments: SupportsIndex | None = None,
+        segments: Sizes | None = None,
         **dims: Sizes,
     ):
         for dim in dims:
@@ -129,8 +143,8 @@ class Grid:
         limit = None if max_cells is None else _positive("max_cells", max_cells)
         object.__setattr__(self, "max_cells", limit)
         object.__setattr__(self, "caps", ())
-        most = None if segments is None else _positive("segments", segments)
-        object.__setattr__(self, "segments", most)
+        numbers = None if segments is None else _ladder("segments", segments)
+        object.__setattr__(self, "segments", numbers)
 
     @classmethod
     def infer(cls, lengths: Mapping[str, np.ndarray | Sequence[int]]) -> "Grid":
@@ -313,6 +327,31 @@ class Grid:
         most = min(most, dict(self.caps).get(own, most))
         return tuple(rows for rows in self.rows if rows <= most) or (1,)
 
+    def segments_for(self, size: SupportsIndex) -> tuple[int, ...]:
+        """Return how many examples a packed row of this size may hold, ascending: one program for each.
+
+        Example:
+          >>> Grid(n=[64], segments=(4, 16)).segments_for(8), Grid(n=[64]).segments_for(64)
+          ((4, 8), (8,))
+        """
+        cells = operator.index(size)
+        ladder = self.segments or (max(cells // CELLS_A_SEGMENT, 1),)
+        return tuple(sorted({min(most, cells) for most in ladder}))
+
+    @property
+    def packed(self) -> tuple[Bucket, ...]:
+        """All buckets of packed rows: what `layout="packed"` may compile, apart from padded programs.
+
+        Example:
+          >>> len(Grid(n=[64, 128], rows=[1, 4], segments=(4, 16)).packed)
+          12
+        """
+        return tuple(
+            Bucket(rows=bucket["rows"], segments=most, **bucket.sizes)
+            for bucket in self
+            for most in self.segments_for(math.prod(bucket.sizes.values()))
+        )
+
     def __len__(self) -> int:
         if self.max_cells is None and not self.caps:
             return math.prod(map(len, self.ladders)) * len(self.rows)
@@ -329,7 +368,7 @@ class Grid:
         if self.max_cells is not None:
             parts.append(f"max_cells={self.max_cells}")
         if self.segments is not None:
-            parts.append(f"segments={self.segments}")
+            parts.append(f"segments={_describe(self.segments)}")
         caps = f".capped({dict(self.caps)})" if self.caps else ""
         return f"Grid({', '.join(parts)}){caps}"
 

@@ -5,7 +5,6 @@ runs the code that users run, with a poison in the padding.
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,11 @@ from jax import numpy as jnp
 from . import _batch
 from ._batched import Batched
 from ._closeness import assert_array_like, assert_like, assert_same_bits
+from ._gradients import Inexact, cotangents_for, differentiate, is_inexact
 from ._grid import Grid
+from ._packed_gradients import OneRow, weighted
+from ._packing import PackedFunction
+from ._program import symbolic_dims
 from ._spec import Checked
 
 
@@ -120,20 +123,18 @@ class Case:
           masked: `jaxbatch.mask` of the function.
           grid: the sizes to pad to.
         """
-        weights = _Inexact.of(self._shared)
+        weights = Inexact.of(self._shared)
         total = [jnp.zeros_like(leaf) for leaf in weights.leaves]
         summed = {str(poison): list(total) for poison in self._poisons}
-        plain = _differentiate(
-            lambda _, shared, leaves: self._call(self._function.f, shared, leaves), weights
-        )
-        padded = _differentiate(
+        plain = differentiate(lambda _, shared, leaves: self._call(self._function.f, shared, leaves), weights)
+        padded = differentiate(
             lambda lengths, *arguments: self._call(functools.partial(masked, lengths), *arguments), weights
         )
         for i, checked in enumerate(self._checked):
             lengths = {dim: self._lengths[i][dim] for dim in grid.dims}
             if isinstance(self._reference[i], Exception) or not all(lengths.values()):
                 continue  # it runs at its exact size, where there is no padding
-            cotangents = _cotangents(self._reference[i])
+            cotangents = cotangents_for(self._reference[i])
             expected = plain(checked.leaves, lengths, cotangents)
             total = list(map(jnp.add, total, expected[0]))
             for poison in self._poisons:
@@ -142,13 +143,83 @@ class Case:
                 where = f"{self._example(i)}, gradient with {poison} in the padding"
                 self._compare_leaves(got[1], expected[1], where)
                 summed[str(poison)] = list(map(jnp.add, summed[str(poison)], got[0]))
+        for poison, gradients in summed.items():
+            where = f"{self._function.name}, gradient summed over the examples with {poison} in the padding"
+            self._compare_shared(gradients, total, where)
+
+    def compare_packed_gradients(self, packed: PackedFunction, longest: int) -> None:
+        """Compare gradients in all floating arguments, with all examples in one row.
+
+        Args:
+          packed: `jaxbatch.pack` of the function.
+          longest: as it was given to it.
+        """
+        fail = [isinstance(each, Exception) for each in self._reference]
+        here = [i for i in range(self.num) if not fail[i] and self._lengths[i][packed.dim]]
+        row = OneRow(packed, tuple(self._lengths[i][packed.dim] for i in here), longest)
+        if not here:
+            return
+        weights, spec = Inexact.of(self._shared), self._function.spec
+        symbol = symbolic_dims({packed.dim: (1, longest)})
+        shapes = spec.shapes({**self._lengths[here[0]], **symbol})
+        cotangents = [cotangents_for(self._reference[i]) for i in here]
+        plain = differentiate(lambda _, shared, leaves: self._call(self._function.f, shared, leaves), weights)
+        pairs = zip(here, cotangents, strict=True)
+        expected = [plain(self._checked[i].leaves, self._lengths[i], each) for i, each in pairs]
+
+        def total(shared: list[Any], inexact: dict, rest: dict, cotangents: list[Any]) -> Any:
+            own = inexact | rest
+            leaves = [own[place] for place in range(len(own))]
+            outs, flag = self._call(functools.partial(packed, *row.place), weights.put(shared), leaves)
+            return weighted(list(filter(is_inexact, jax.tree.leaves(outs))), cotangents), flag
+
+        gradient = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))
+        for poison in self._poisons:
+            with padding_value(poison):
+                columns = zip(*(self._checked[i].leaves for i in here), strict=True)
+                leaves = [row.put(each, shape) for each, shape in zip(columns, shapes, strict=True)]
+            inexact = {place: leaf for place, leaf in enumerate(leaves) if is_inexact(leaf)}
+            rest = {place: leaf for place, leaf in enumerate(leaves) if not is_inexact(leaf)}
+            example = spec.treedef.unflatten(leaves)
+            outs = row.out_shapes(*self._arguments(self._shared, example))
+            kept = [
+                s
+                for s, leaf in zip(outs, jax.tree.leaves(self._reference[here[0]]), strict=True)
+                if is_inexact(leaf)
+            ]
+            spread = [
+                row.put(each, shape, 1)
+                for each, shape in zip(zip(*cotangents, strict=True), kept, strict=True)
+            ]
+            (shared, own), flag = gradient(weights.leaves, inexact, rest, spread)
+            if flag:
+                continue  # something is not finite, and such a row does not count
+            where = f"{self._function.name}, gradient packed with {poison} around"
+            self._compare_shared(
+                shared, [sum(each) for each in zip(*(e[0] for e in expected), strict=True)], where
+            )
+            for place, grad in own.items():
+                self._compare_packed(
+                    row, shapes[place], np.array(grad), [e[1][place] for e in expected], place, where
+                )
+
+    def _compare_packed(
+        self, row: OneRow, shape: Any, grad: np.ndarray, expected: Sequence[Any], place: int, where: str
+    ) -> None:
+        path = f"`{self._function.spec.paths[place]}`"
+        for k, want in enumerate(expected):
+            cells = row.cells(k, shape, np.shape(want))
+            assert_array_like(np.asarray(grad[cells]), np.asarray(want), path, f"{where}, segment {k}")
+            grad[cells] = 0
+        if np.any(grad != 0):
+            raise AssertionError(f"{where}: {path} is not exactly 0 where no segment is.")
+
+    def _compare_shared(self, got: Sequence[Any], expected: Sequence[Any], where: str) -> None:
         named = zip(self._shared_names, self._shared, strict=True)
         pairs = [(name, pair) for name, arg in named for pair in jax.tree_util.tree_leaves_with_path(arg)]
         labels = [f"`{name}{jax.tree_util.keystr(path)}`" for name, (path, _) in pairs]
-        for poison, gradients in summed.items():
-            where = f"{self._function.name}, gradient summed over the examples with {poison} in the padding"
-            for place, a, b in zip(weights.places, gradients, total, strict=True):
-                assert_array_like(np.asarray(a), np.asarray(b), labels[place], where)
+        for place, a, b in zip(Inexact.of(self._shared).places, got, expected, strict=True):
+            assert_array_like(np.asarray(a), np.asarray(b), labels[place], where)
 
     def _padded(self, checked: Checked, sizes: Mapping[str, int], poison: int | float) -> list[np.ndarray]:
         with padding_value(poison):
@@ -164,71 +235,3 @@ class Case:
             array[valid] = 0
             if np.any(array != 0):  # NaN differs from 0 as well
                 raise AssertionError(f"{where}: {path} is not exactly 0 in its padding.")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Inexact:
-    """A tree taken apart: its floating and complex leaves, and the rest.
-
-    Attributes:
-      leaves: the inexact ones, as JAX arrays.
-      places: where each of `leaves` stands among all.
-    """
-
-    leaves: list[Any]
-    places: list[int]
-    _all: list[Any]
-    _tree: Any
-
-    @classmethod
-    def of(cls, tree: Any) -> "_Inexact":
-        flat, structure = jax.tree.flatten(tree)
-        places = [k for k, leaf in enumerate(flat) if _is_inexact(leaf)]
-        return cls([jnp.asarray(flat[k]) for k in places], places, flat, structure)
-
-    def put(self, leaves: Sequence[Any]) -> Any:
-        """Return the tree with other inexact leaves; arrays of numbers become JAX's."""
-        found = dict(zip(self.places, leaves, strict=True))
-        rest = (jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self._all)
-        return self._tree.unflatten([found.get(k, leaf) for k, leaf in enumerate(rest)])
-
-
-def _differentiate(f: Callable[..., Any], weights: _Inexact) -> Callable[..., Any]:
-    """Return the gradient of `f`'s weighted outputs, compiled once for each size.
-
-    Args:
-      f: called with lengths, shared arguments, and the leaves of one example.
-    """
-
-    def total(shared: list[Any], inexact: dict, rest: dict, lengths: dict, cotangents: list[Any]) -> Any:
-        own = inexact | rest
-        outs = f(lengths, weights.put(shared), [own[place] for place in range(len(own))])
-        weighted = map(_weighted, filter(_is_inexact, jax.tree.leaves(outs)), cotangents)
-        return sum(weighted, jnp.float32(0))
-
-    gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
-
-    def of(leaves: Sequence[np.ndarray], lengths: Mapping[str, int], cotangents: list[Any]) -> Any:
-        """Return the gradients of the shared leaves, and those of the example's leaves by place."""
-        inexact = {place: leaf for place, leaf in enumerate(leaves) if _is_inexact(leaf)}
-        rest = {place: leaf for place, leaf in enumerate(leaves) if not _is_inexact(leaf)}
-        return gradient(weights.leaves, inexact, rest, dict(lengths), cotangents)
-
-    return of
-
-
-def _weighted(out: Any, cotangent: Any) -> Any:
-    """Return the weighted sum of an output, padded or not; what stands in its padding has weight 1."""
-    pads = [(0, size - valid) for size, valid in zip(jnp.shape(out), cotangent.shape, strict=True)]
-    weights = jnp.pad(cotangent, pads, constant_values=1) if pads else cotangent  # pad refuses scalars
-    return jnp.sum(jnp.real(out) * weights).astype(np.float32)
-
-
-def _cotangents(reference: Any) -> list[np.ndarray]:
-    """Return random weights for each inexact output."""
-    shapes = [leaf.shape for leaf in jax.tree.leaves(reference) if _is_inexact(leaf)]
-    return [np.asarray(np.random.default_rng(k).normal(size=s), np.float32) for k, s in enumerate(shapes)]
-
-
-def _is_inexact(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)

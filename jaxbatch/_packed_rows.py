@@ -1,12 +1,12 @@
 """A function traced for packed rows: several examples in each row of a bucket.
 
-It stands where a padded trace stands. A bucket's size is that of a row, and how many segments a row may hold
-follows from it, so there are as many programs as for padding. A batch's examples come in the order in which
-they lie in the rows; where one does not fit into the row of those before it, the next row begins.
+It stands where a padded trace stands. A bucket's size is that of a row, and its `segments` are how many
+examples a row may hold. A batch's examples come in the order in which they lie in the rows; where one does
+not fit into the row of those before it, the next row begins.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,7 @@ from ._errors import MaskError
 from ._grid import Bucket, Grid
 from ._mask._context import Context
 from ._pack import Packed, Value, form
-from ._packer import pack
-from ._plan import Job, Means
 from ._traced import PerExample, Traced
-
-CELLS_A_SEGMENT = 8
-"""How many cells of a row there are for each segment that it may hold, by default."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,11 +74,17 @@ class PackedRows(PerExample):
       packed: the program for rows; `program` is the same as in `padded`.
       grid: the sizes of rows and their numbers.
       padded: the trace for examples of rows whose answers do not count.
+      flags: whether a row's answers may ever not count.
     """
 
     packed: Packed
     grid: Grid
     padded: PerExample
+    flags: bool = True
+
+    @property
+    def is_packed(self) -> bool:  # noqa: D102
+        return True
 
     @property
     def again(self) -> PerExample:  # noqa: D102
@@ -97,26 +98,19 @@ class PackedRows(PerExample):
     def _dim(self) -> str:
         return self.dims[0]
 
-    def segments(self, bucket: Bucket) -> int:
-        """Return how many examples a row of a bucket may hold."""
-        most = self.grid.segments or max(bucket[self._dim] // CELLS_A_SEGMENT, 1)
-        return min(most, bucket[self._dim])
+    def buckets(self, grid: Grid) -> Iterable[Bucket]:  # noqa: D102
+        return grid.packed
 
-    def plan(self, lengths: np.ndarray, grid: Grid, means: Means) -> list[Job]:
-        """Return the batches for examples of these lengths, each in the order in which they lie in rows."""
-        jobs = []
-        (ladder,) = grid.ladders
-        segments = tuple(self.segments(Bucket(**{self._dim: size})) for size in ladder)
-        packed = pack(lengths[:, 0], ladder, segments)
-        for size, rows in packed.items():
-            sizes = Bucket(**{self._dim: size})
-            allowed = grid.rows_for([size])
-            for start in range(0, len(rows), allowed[-1]):
-                part = rows[start : start + allowed[-1]]
-                num = next(r for r in allowed if r >= len(part))
-                indices = tuple(i for row in part for i in row.indices)
-                jobs.append(Job(sizes.with_rows(num), indices, len(part)))
-        return jobs
+    def bucket(self, sizes: Bucket, rows: int) -> Bucket:  # noqa: D102
+        return Bucket(rows=rows, segments=self.grid.segments_for(sizes[self._dim])[-1], **sizes.sizes)
+
+    def spare(self, longest: int | None) -> list[Bucket]:  # noqa: D102
+        if not self.flags:
+            return []
+        ladder = self.grid.ladders[0]
+        top = next(i for i, size in enumerate(ladder) if size >= (longest or ladder[-1]))
+        sizes = ladder[top : top + 1] if self.padded.moves else ladder[: top + 1]
+        return [Bucket(rows=self.grid.rows_for([size])[0], **{self._dim: size}) for size in sizes]
 
     # --- the host side ---
 
@@ -124,8 +118,8 @@ class PackedRows(PerExample):
         self, bucket: Bucket, examples: Sequence[Sequence[Any]], lengths: np.ndarray
     ) -> tuple[list[np.ndarray], PackedResiduals]:
         """Return the packed arrays of a batch, and what undoes it."""
-        rows, size, segments = bucket["rows"], bucket[self._dim], self.segments(bucket)
-        where = lay_out(lengths, rows, size, segments)
+        rows = bucket["rows"]
+        where = lay_out(lengths, rows, bucket[self._dim], bucket["segments"])
         used = int(where.rows[-1]) + 1
         arrays = []
         for column, aval, shape in zip(
@@ -182,14 +176,15 @@ class PackedRows(PerExample):
         return self.program.in_avals[len(self.shared.arrays) :]
 
     def counts(self, residuals: Any) -> Any:  # noqa: D102
-        if isinstance(residuals, PackedResiduals):
-            return residuals.place
-        size = int(residuals.lengths.max())  # rows that are full of one example each, to be measured
-        segments = self.segments(Bucket(**{self._dim: size}))
-        return lay_out(residuals.lengths, len(residuals.lengths), size, segments).place
+        return residuals.place
+
+    def trial(self, bucket: Bucket) -> PackedResiduals:
+        """Return where examples would lie that fill all rows of a bucket."""
+        rows, size, segments = bucket["rows"], bucket[self._dim], bucket["segments"]
+        return lay_out(np.full((rows * segments, 1), size // segments), rows, size, segments)
 
     def avals(self, bucket: Bucket) -> tuple[Any, ...]:  # noqa: D102
-        rows, size, segments = bucket["rows"], bucket[self._dim], self.segments(bucket)
+        rows, size, segments = bucket["rows"], bucket[self._dim], bucket["segments"]
         _, consts, shared, _ = self.padded.avals(bucket)
         place = [jax.ShapeDtypeStruct((rows, n), np.int32) for n in (size, segments, segments)]
         pairs = zip(self.shapes(bucket), self.signature.examples, strict=True)
@@ -197,7 +192,7 @@ class PackedRows(PerExample):
         return tuple(place), consts, shared, examples
 
     def shapes(self, sizes: Any) -> list[tuple[int, ...]]:  # noqa: D102
-        context, segments = Context({}, {self._dim: sizes[self._dim]}), self.segments(sizes)
+        context, segments = Context({}, {self._dim: sizes[self._dim]}), sizes["segments"]
         shapes = []
         for aval in self._avals:
             own = tuple(context.shape(aval.shape))
@@ -206,18 +201,36 @@ class PackedRows(PerExample):
 
     def run(self, bucket: Bucket) -> Callable[..., Any]:  # noqa: D102
         longest = bucket[self._dim]
-        kinds: list[Any] = [form(aval.shape, self._dim) for aval in self._avals]
 
         def one(place: Any, leaves: Any, consts: Any, shared: Any) -> Any:
-            values = [Value(x, "plain") for x in shared]
-            values += [Value(x, kind) for x, kind in zip(leaves, kinds, strict=True)]
-            outs, flag = self.packed(place, longest, values, consts=consts)
+            outs, flag = self.packed(place, longest, self._values(leaves, shared), consts=consts)
             return [*(out.data for out in outs), flag]
 
         def run(place: Any, consts: Any, shared: Any, examples: Any) -> Any:
             return jax.vmap(lambda p, x: one(p, x, consts, shared))(tuple(place), examples)
 
         return run
+
+    def _values(self, leaves: Sequence[Any], shared: Sequence[Any]) -> list[Value]:
+        pairs = zip(leaves, self._avals, strict=True)
+        return [
+            *(Value(x, "plain") for x in shared),
+            *(Value(x, form(aval.shape, self._dim)) for x, aval in pairs),
+        ]
+
+    def checked(self) -> "PackedRows":
+        """Return the trace with `flags` as it is.
+
+        Raises:
+          MaskError: an operation has no packed form.
+        """
+        bucket = self.grid.packed[-1].with_rows(1)
+        self.check(bucket)
+        (ids, starts, lengths), _, shared, examples = self.avals(bucket)
+        one = lambda each: jax.ShapeDtypeStruct(each.shape[1:], each.dtype)  # noqa: E731
+        values = self._values(list(map(one, examples)), shared)
+        flags = self.packed.may_flag((one(ids), one(starts), one(lengths)), bucket[self._dim], values)
+        return dataclasses.replace(self, flags=flags)
 
 
 def packed_rows(padded: Traced, grid: Grid) -> PackedRows:
@@ -234,7 +247,4 @@ def packed_rows(padded: Traced, grid: Grid) -> PackedRows:
     signature = dataclasses.replace(signature, static=("packed", grid.segments, signature.static))
     fields = {f.name: getattr(padded, f.name) for f in dataclasses.fields(padded)}
     fields["signature"] = signature
-    traced = PackedRows(**fields, packed=Packed(padded.program), grid=grid, padded=padded)
-    sizes = grid.limits
-    traced.check(Bucket(rows=grid.rows_for(sizes)[0], **sizes))
-    return traced
+    return PackedRows(**fields, packed=Packed(padded.program), grid=grid, padded=padded).checked()

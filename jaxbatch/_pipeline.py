@@ -64,6 +64,7 @@ class Pipeline:
       streams: what runs programs.
       on_failure: called with the error of a batch; it raises, or returns so that the batch's examples get it.
       on_delivered: called with each batch that has its results or errors.
+      again: returns the batches for those examples of a batch whose results do not count, by their places.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Pipeline:
         frozen: bool,
         on_failure: Callable[[Exception], None],
         on_delivered: Callable[[Work], None] | None = None,
+        again: Callable[[Work, Sequence[int]], Iterable[Work]] | None = None,
     ):
         self._executables = executables
         self._recorder = recorder
@@ -85,6 +87,7 @@ class Pipeline:
         self._frozen = frozen
         self._on_failure = on_failure
         self._on_delivered = on_delivered
+        self._again = again
         self._flights: collections.deque[tuple[Work, Flight]] = collections.deque()
         self._call = object()  # stands for this call where batches of several are counted
         self._since = time.perf_counter()
@@ -121,21 +124,26 @@ class Pipeline:
             self._fail(work, error)
             return
         again = [k for k, result in enumerate(results) if result is AGAIN]
-        kept = [k for k, result in enumerate(results) if result is not AGAIN]
-        work.window.settle([work.indices[k] for k in kept], [results[k] for k in kept])
+        if again:
+            work, results = self._without(work, results, again)
+        work.window.settle(work.indices, results)
         exact, since, self._since = work.traced.is_exact, self._since, times.delivered
         self._recorder.add(
             work.bucket, work.lengths, times, exact=exact, call=self._call, since=since, used=work.used
         )
         if self._on_delivered is not None:
             self._on_delivered(work)
-        for k in again:
-            traced = work.traced.again
-            bucket = traced.alone(work.lengths[k])
-            part = slice(k, k + 1)
-            self.start(
-                Work(work.window, traced, bucket, work.indices[part], work.examples[part], work.lengths[part])
-            )
+
+    def _without(self, work: Work, results: Sequence[Any], again: Sequence[int]) -> tuple[Work, list[Any]]:
+        """Start the examples at these places anew, and return the batch and its results without them."""
+        assert self._again is not None
+        self._recorder.add_again(len(again))
+        for other in self._again(work, again):
+            self.start(other)
+        kept = sorted(set(range(len(results))) - set(again))
+        indices, examples = tuple([work.indices[k] for k in kept]), [work.examples[k] for k in kept]
+        rest = dataclasses.replace(work, indices=indices, examples=examples, lengths=work.lengths[kept])
+        return rest, [results[k] for k in kept]
 
     def _fail(self, work: Work, error: Exception) -> None:
         self._on_failure(error)

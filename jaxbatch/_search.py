@@ -88,13 +88,14 @@ class Tables:
 
 
 @functools.lru_cache(maxsize=32)
-def by_cells(grid: Grid, only: frozenset[Bucket] | None = None) -> Tables:
+def by_cells(grid: Grid, only: frozenset[Bucket] | None = None, *, packed: bool = False) -> Tables:
     """Return tables where a batch costs its cells: full batches, and one of the fewest rows for the rest.
 
     Args:
       only: the buckets that may be used; None for all.
+      packed: as in `by_seconds`.
     """
-    pairs = _Pairs.of(grid)
+    pairs = _Pairs.of(grid, packed)
     allowed = pairs.allowed if only is None else pairs.among(only)
     served = np.logical_or.reduce(allowed, axis=1)
     allowed = np.where(served[:, None], allowed, pairs.allowed)  # costs too much, but can be planned
@@ -108,14 +109,17 @@ def by_cells(grid: Grid, only: frozenset[Bucket] | None = None) -> Tables:
 
 
 @functools.lru_cache(maxsize=32)
-def by_seconds(grid: Grid, costs: Costs, ready: frozenset[Bucket], *, frozen: bool = False) -> Tables:
+def by_seconds(
+    grid: Grid, costs: Costs, ready: frozenset[Bucket], *, frozen: bool = False, packed: bool = False
+) -> Tables:
     """Return tables where a batch costs its seconds, and a program that is not ready a part of a compile.
 
     Args:
       ready: the buckets whose programs exist.
       frozen: no other bucket may be used.
+      packed: the tables are for rows instead of examples, and each number of segments is a size of its own.
     """
-    pairs = _Pairs.of(grid)
+    pairs = _Pairs.of(grid, packed)
     warm = pairs.among(ready)
     # Of equal costs, those of more rows: their overhead may not have been measured.
     seconds = pairs.seconds(costs) * (1 - 1e-9 * np.arange(len(pairs.rows)))
@@ -255,6 +259,8 @@ def _triples(holds: np.ndarray) -> np.ndarray:
 class _Pairs:
     """The grid as arrays: combinations of sizes, in the order of `itertools.product`, by numbers of rows.
 
+    Packed, each combination stands once for each number of segments, ascending.
+
     Attributes:
       buckets: for each combination a bucket for each of `rows`.
       allowed: bool [num_sizes, num_rows], whether the grid has the pair.
@@ -268,16 +274,21 @@ class _Pairs:
 
     @classmethod
     @functools.lru_cache(maxsize=32)
-    def of(cls, grid: Grid) -> "_Pairs":
-        combinations = list(itertools.product(*grid.ladders))
+    def of(cls, grid: Grid, packed: bool = False) -> "_Pairs":
         combinations = list(itertools.product(*grid.ladders))
         steps = np.array(list(np.ndindex(*map(len, grid.ladders))), np.int64)
         steps = steps.reshape(len(combinations), len(grid.dims))
+        segments: list[int | None] = [None] * len(combinations)
+        if packed:
+            numbers = [grid.segments_for(math.prod(sizes)) for sizes in combinations]
+            steps = np.repeat(steps, list(map(len, numbers)), axis=0)
+            combinations = [sizes for sizes, own in zip(combinations, numbers, strict=True) for _ in own]
+            segments = [most for own in numbers for most in own]
         fitting = list(map(grid.rows_for, combinations))
         rows = tuple(sorted(set().union(*fitting)))
         buckets = tuple(
-            tuple(Bucket(rows=r, **dict(zip(grid.dims, sizes, strict=True))) for r in rows)
-            for sizes in combinations
+            tuple(Bucket(rows=r, segments=most, **dict(zip(grid.dims, sizes, strict=True))) for r in rows)
+            for sizes, most in zip(combinations, segments, strict=True)
         )
         allowed = np.array([[r in own for r in rows] for own in fitting])
         cells = np.array([float(math.prod(sizes)) for sizes in combinations])

@@ -31,6 +31,9 @@ class Statistics(CompileStatistics):
         neighbours are counted together, under the smallest that they may have.
       timeline: the latest batches with their times, in the order of delivery.
       notes: what was decided on the way and may be worth knowing, such as a fall-back.
+      layouts: how many examples were planned in padded and in packed rows, where lists may be packed.
+      layout_reason: why the latest of them took their layout, where there was a choice.
+      run_again: examples of packed rows that ran again, padded, since something in the row was not finite.
     """
 
     buckets: Mapping[Bucket, BucketStatistics] = dataclasses.field(default_factory=dict)
@@ -39,6 +42,9 @@ class Statistics(CompileStatistics):
     lengths: Mapping[str, Mapping[int, int]] = dataclasses.field(default_factory=dict, repr=False)
     timeline: tuple[BatchRecord, ...] = dataclasses.field(default=(), repr=False)
     notes: tuple[str, ...] = ()
+    layouts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    layout_reason: str | None = None
+    run_again: int = 0
 
     @property
     def total(self) -> BucketStatistics:
@@ -106,10 +112,17 @@ class Statistics(CompileStatistics):
             lines.append(
                 f"{_tables.seconds(self.time.wall)} in calls: device busy {self.occupancy:.1%}; host {host}"
             )
+        if "packed" in self.layouts or self.layout_reason:
+            lines.append(self._layouts())
         lines += [f"note: {note}" for note in self.notes]
         if total.batches:
             lines += ["", *self._table()]
         return "\n".join(lines)
+
+    def _layouts(self) -> str:
+        counts = ", ".join(f"{num:,} examples {layout}" for layout, num in self.layouts.items())
+        again = f", {self.run_again:,} run again, padded" if self.run_again else ""
+        return f"layout: {counts}{again}{f' ({self.layout_reason})' if self.layout_reason else ''}"
 
     def _table(self) -> list[str]:
         headers = ["bucket", "batches", "examples", "valid cells", "all cells", "padding"]
@@ -140,6 +153,9 @@ class Recorder:
         self._clock = DeviceClock()
         self._timeline: collections.deque[BatchRecord] = collections.deque(maxlen=TIMELINE)
         self._notes: dict[str, None] = {}
+        self._layouts: dict[str, int] = {}
+        self._layout_reason: str | None = None
+        self._run_again = 0
 
     def add(
         self,
@@ -164,8 +180,7 @@ class Recorder:
         with self._lock:
             tally = self._exact if exact else self._tallies[bucket]
             tally.add(bucket, lengths, times.host_seconds, used)
-            dims = (name for name in bucket if name != "rows")
-            for dim, column in zip(dims, lengths.T.tolist(), strict=True):
+            for dim, column in zip(bucket.sizes, lengths.T.tolist(), strict=True):
                 self._lengths[dim].add(column)
             run = self._clock.run(times, call, None if exact or times.ready is not None else tally.typical)
             if run.is_exact and not exact:  # exact sizes differ, so that their times cannot be compared
@@ -183,6 +198,17 @@ class Recorder:
             if len(self._notes) < MAX_NOTES:
                 self._notes[text] = None
 
+    def add_layout(self, layout: str, num: int, reason: str | None) -> None:
+        """Count examples that were planned in a layout."""
+        with self._lock:
+            self._layouts[layout] = self._layouts.get(layout, 0) + num
+            self._layout_reason = reason or self._layout_reason
+
+    def add_again(self, num: int) -> None:
+        """Count examples that run again."""
+        with self._lock:
+            self._run_again += num
+
     def snapshot(self, compiled: CompileStatistics) -> Statistics:
         """Return all counts so far, together with those of the programs."""
         with self._lock:
@@ -191,6 +217,7 @@ class Recorder:
             time = TimeStatistics(self._wall.seconds, self._device.seconds, *self._host)
             lengths = {dim: histogram.freeze() for dim, histogram in self._lengths.items()}
             timeline, notes = tuple(self._timeline), tuple(self._notes)
+            layouts, reason, again = dict(self._layouts), self._layout_reason, self._run_again
         return Statistics(
             **{field.name: getattr(compiled, field.name) for field in dataclasses.fields(compiled)},
             buckets=dict(sorted(buckets.items(), key=lambda item: by_size(item[0]), reverse=True)),
@@ -199,4 +226,7 @@ class Recorder:
             lengths=lengths,
             timeline=timeline,
             notes=notes,
+            layouts=layouts,
+            layout_reason=reason,
+            run_again=again,
         )

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from ._disk_cache import DiskCache
 from ._executables import Key, Signature, compile_program
 from ._grid import Bucket, Grid
 from ._mask import Masked
-from ._plan import Job, Means, plan
 from ._program import Bounds, Program, evaluate_shape, symbolic_dims, trace
 from ._shared import Shared
 from ._spec import Spec
@@ -135,13 +134,30 @@ class Traced(abc.ABC):
         return True
 
     @property
+    def is_packed(self) -> bool:
+        """Whether several examples share a row."""
+        return False
+
+    def buckets(self, grid: Grid) -> Iterable[Bucket]:
+        """Return all buckets of a grid that it can have a program for."""
+        return grid
+
+    def bucket(self, sizes: Bucket, rows: int) -> Bucket:
+        """Return the bucket of these sizes with this many rows; of packed ones that of the most segments."""
+        return sizes.with_rows(rows)
+
+    def spare(self, longest: int | None) -> Sequence[Bucket]:
+        """Return buckets of `again` that hold whatever may run again.
+
+        Args:
+          longest: no example is longer; None for whatever the grid holds.
+        """
+        return ()
+
+    @property
     @abc.abstractmethod
     def may_not_end(self) -> bool:
         """Whether its programs must not run on made-up data: it loops until data end it, or calls back."""
-
-    def alone(self, lengths: np.ndarray) -> Bucket:
-        """Return the bucket in which an example of these lengths runs by itself."""
-        raise AssertionError("only a padded trace is asked for this")
 
     def key(self, bucket: Bucket) -> Key:
         """Return the key of the program for a bucket that has rows."""
@@ -171,10 +187,6 @@ class Traced(abc.ABC):
         ]
         return jax.tree.map(jax.typeof, counts), consts, self.shared.avals(placed=True), examples
 
-    def plan(self, lengths: np.ndarray, grid: Grid, means: Means) -> list[Job]:
-        """Return the batches that run examples of these lengths, each example in exactly one."""
-        return plan(lengths, grid, means)
-
     def assemble(
         self, bucket: Bucket, examples: Sequence[Sequence[np.ndarray]], lengths: np.ndarray
     ) -> tuple[list[np.ndarray], Residuals]:
@@ -195,6 +207,11 @@ class Traced(abc.ABC):
     def counts(self, residuals: Residuals) -> Any:
         """Return what a program is told about a batch: by default int32 lengths [rows, len(dims)]."""
         return residuals.lengths
+
+    def trial(self, bucket: Bucket) -> Residuals:
+        """Return what `counts` needs for a batch of made-up examples that fill a bucket."""
+        own = np.array([bucket[dim] for dim in self.dims], np.int32)
+        return Residuals(bucket["rows"], np.tile(own, (bucket["rows"], 1)))
 
     @property
     @abc.abstractmethod
@@ -259,10 +276,6 @@ class PerExample(Traced):
     @property
     def formulas(self) -> Sequence[tuple[Any, ...]]:  # noqa: D102
         return [aval.shape for aval in self.program.out_avals]
-
-    def alone(self, lengths: np.ndarray) -> Bucket:  # noqa: D102
-        pairs = zip(self.dims, lengths.tolist(), strict=True)
-        return Bucket(rows=1, **{dim: min(s for s in self.ladders[dim] if s >= n) for dim, n in pairs})
 
     @functools.cached_property
     def text(self) -> str:  # noqa: D102

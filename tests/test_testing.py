@@ -130,7 +130,7 @@ def test_an_error_of_the_batch_alone_is_found(monkeypatch):
 
 def change_gradients(monkeypatch, rule) -> None:
     """Change the gradients of the masked function (the one whose example is padded to 4) by `rule`."""
-    plain = _invariance._differentiate
+    plain = _invariance.differentiate
 
     def differentiate(f, weights):
         gradient = plain(f, weights)
@@ -141,7 +141,7 @@ def change_gradients(monkeypatch, rule) -> None:
 
         return changed
 
-    monkeypatch.setattr(_invariance, "_differentiate", differentiate)
+    monkeypatch.setattr(_invariance, "differentiate", differentiate)
 
 
 def test_a_gradient_in_the_padding_is_found(monkeypatch):
@@ -190,3 +190,41 @@ def test_the_padding_value_is_put_back_after_an_error():
     with pytest.raises(KeyError), padding_value(5):
         raise KeyError
     assert _batch.padding == 0
+
+
+# --- packed rows -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_packed_rows_are_checked_with_values_and_gradients(grad):
+    def f(w, x, y, pairs):
+        h = jnp.tanh(x @ w)
+        return {
+            "rows": jax.nn.softmax(h @ h.T) @ h,
+            "pair": pairs @ h,
+            "mean": h.mean(0) * y,
+            "size": x.shape[0],
+        }
+
+    spec = jb.spec("n, 4", "float32"), jb.spec("", "float32"), jb.spec("n, n", "float32")
+    pairs = [np.outer(x[:, 0], x[:, 1]) for x in examples(1, 3, 8, 5, width=4)]
+    args = params()["w"], examples(1, 3, 8, 5, width=4), [np.float32(k) for k in range(4)], pairs
+    assert_padding_invariant(f, *args, in_axes=(None, 0, 0, 0), spec=spec, grad=grad, layouts=("packed",))
+
+
+def test_what_cannot_be_packed_is_refused_where_it_is_to_be():
+    spec = jb.spec("n", "float32"), jb.spec("m", "float32")
+    with pytest.raises(jb.MaskError, match=r"layouts has 'packed', and .* padded only: .*one ragged dim"):
+        assert_padding_invariant(
+            lambda x, y: x.sum() * y, examples(3), examples(2), spec=spec, layouts=("padded", "packed")
+        )
+    with pytest.raises(ValueError, match=r"layouts=\(\); name one or both"):
+        assert_padding_invariant(lambda x: x, examples(3), spec=VECTOR, layouts=())
+
+
+def test_a_leak_between_neighbours_in_a_row_is_named(monkeypatch):
+    monkeypatch.setattr("jaxbatch._pack._context.Row.fill", lambda self, x, value: x.data)
+    with pytest.raises(AssertionError, match=r"run packed \w+"):
+        assert_padding_invariant(
+            lambda x: jnp.exp(-x[:, None] * x).sum(1), examples(3, 5), spec=VECTOR, layouts=("packed",)
+        )

@@ -79,12 +79,19 @@ class Packed:
 
     def spread(self, place: Place, longest: int, values: Sequence[Value]) -> list[Spread]:
         """Return what has no packed rule, given shapes and dtypes alone; runs and compiles nothing."""
+        return self._reading(place, longest, values).spread
+
+    def may_flag(self, place: Place, longest: int, values: Sequence[Value]) -> bool:
+        """Tell whether a row can ever be flagged, given shapes and dtypes alone; compiles nothing."""
+        return bool(self._reading(place, longest, values).flags)
+
+    def _reading(self, place: Place, longest: int, values: Sequence[Value]) -> Row:
         rows: list[Row] = []
         consts = [Value(jax.typeof(c), "plain") for c in self.program.consts]
         as_it_is = tuple(None for _ in self.program.out_avals)
         run = functools.partial(self._run, longest, as_it_is, rows=rows)
         jax.eval_shape(run, place, [*consts, *values])
-        return rows[-1].spread
+        return rows[-1]
 
     def _run(
         self,
