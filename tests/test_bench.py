@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tools.bench import cli, report
+from tools.bench import cli, online, report
 from tools.bench.batching import by_count, by_tokens, pad, pooled, valid
 from tools.bench.ratios import faster, find, thousands, valid_share
 from tools.bench.rounds import Record, Table, difference
@@ -107,3 +107,49 @@ def test_every_system_of_a_table_exists_and_says_what_it_needs():
     names = [entry.name for entry in entries("tokens", "float32")]
     by_hand = [name for name in names if name.startswith("JAX by hand, 20")]
     assert names.index("jaxbatch, 20 fitted sizes") < min(map(names.index, by_hand))
+
+
+ONLINE = {
+    "date": "2026-01-02",
+    "model": "MiniLM",
+    "overhead": [
+        {"producers": 8, "how": how, "seconds": seconds, "core_seconds": 4e-5, "examples_per_batch": 3.0}
+        for how, seconds in (("one at a time each", 7e-5), ("16 ahead each", 5e-5))
+    ],
+    "throughput": {
+        **{"examples": 512, "run": 60.0, "dispatcher": 57.0, "ratio": [0.95, 0.93, 0.97]},
+        **{"fill": 0.9, "padding": 0.2},
+    },
+    "poisson": [
+        {"load": 0.6, "way": way, "requests": 900, "p50": 0.02, "p99": p99, "examples_per_batch": 2.5}
+        for way, p99 in (("jaxbatch", 0.05), ("pad to longest", 0.1), ("one at a time", 3.0))
+    ],
+    "ticker": {"ticks": 900, "p50": 1e-4, "p99": 0.004, "max": 0.12, "compiles": 10, "compile_seconds": 4.0},
+    "simulation": [{"load": 0.9, "mean": [0.1, 0.12], "p99": [0.2, 0.21], "batches": [300, 310]}],
+}
+
+
+def test_the_dispatchers_numbers_are_judged_by_their_aims_and_shown():
+    met = {what: (measured, met) for what, _, measured, met in online.claims(ONLINE)}
+    assert list(met.values()) == [
+        ("70 us", False),
+        ("50 us", True),
+        ("0.95 [0.93, 0.97]", True),
+        ("0.50", True),
+        ("p99 4.0 ms, longest 120.0 ms", False),
+        ("+20%", False),
+    ]
+    text = online.section(ONLINE)
+    assert "| 60% | pad to longest | 900 | 20.0 | 100.0 | 2.50 |" in text
+    assert "| 90% | 100.0 | 120.0 | +20.0% | 200.0 | 210.0 | 300 | 310 |" in text
+    assert online.claims({"date": "2026-01-02", "model": "MiniLM"}) == []
+
+
+def test_a_run_of_the_benchmark_keeps_what_was_measured_of_the_dispatcher(tmp_path, monkeypatch):
+    data, output = tmp_path / "numbers.json", tmp_path / "REPORT.md"
+    data.write_text(json.dumps({"online": ONLINE}))
+    command = ["bench", "--workloads=", "--same=", "--stream", "0"]
+    monkeypatch.setattr("sys.argv", [*command, "--data", str(data), "--output", str(output)])
+    assert cli.main() == 0
+    assert json.loads(data.read_text())["online"] == ONLINE
+    assert "## Online" in output.read_text()

@@ -382,11 +382,11 @@ def test_everybody_runs_or_is_late_and_nobody_waits_longer_than_promised(each, c
         time += gap
         trace.append(Arrival(time, length, priority, math.inf if deadline is None else time + deadline))
     rules = Rules(max_delay=max_delay, in_flight=in_flight)
-    really = lambda bucket: 1e-3 + 1e-5 * bucket.cells
+    really = lambda bucket, _: 1e-3 + 1e-5 * bucket.cells
     got = simulate(trace, Policy("any", rules=rules), costs, GRID, seconds_of=really)
     assert len(got.latency) + got.late == len(trace)
     assert got.waited.max(initial=0) <= max_delay + 1e-9
-    assert got.latency.max(initial=0) < len(trace) * really(Bucket(n=64, rows=8)) + max_delay + 0.01
+    assert got.latency.max(initial=0) < len(trace) * really(Bucket(n=64, rows=8), 0.0) + max_delay + 0.01
 
 
 def test_an_hour_of_arrivals_is_simulated_alike_twice():

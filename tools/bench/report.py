@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from . import online
 from .claims import breakdown, claims
 from .ratios import faster, find, thousands, valid_share
 from .rounds import Record, Table
@@ -14,7 +15,7 @@ BASELINE = {"tokens": "jaxbatch, 20 fitted sizes", "pixels": "jaxbatch, 16 fitte
 def write(results: dict[str, Any], charts: list[Path]) -> str:
     """Return the report as Markdown."""
     parts = [_head(results), _how(results["tables"])]
-    if found := claims(results):
+    if found := claims(results) + online.claims(results.get("online") or {}):
         parts.append(_claims(found))
     parts += [f"![{chart.stem.replace('-', ' ')}](docs/{chart.name})" for chart in charts]
     for table in results["tables"]:
@@ -23,6 +24,8 @@ def write(results: dict[str, Any], charts: list[Path]) -> str:
             parts.append("\n".join(["Where the time of jaxbatch with 20 fitted sizes goes:", "", *lines]))
     if results["stream"]:
         parts.append(_stream(results["stream"]))
+    if results.get("online"):
+        parts.append(online.section(results["online"]))
     return "\n\n".join(parts) + "\n"
 
 
