@@ -126,7 +126,7 @@ def assert_exact(case: Case) -> None:
 
 
 def assert_gradients(case: Case, masked: Any, lengths: Mapping[str, int], rng: np.random.Generator) -> None:
-    """Check grad(mask(f)) against grad(f), for shared and per-example arguments; zero in the padding."""
+    """Check grad(mask(f)) against grad(f), for all arguments and poisoned cotangents; zero in the padding."""
     xs = case.example(lengths, rng)
     args = [*map(jnp.asarray, case.shared), *map(jnp.asarray, xs)]
     inexact = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.inexact)]
@@ -141,9 +141,25 @@ def assert_gradients(case: Case, masked: Any, lengths: Mapping[str, int], rng: n
     want = jax.jit(jax.grad(lambda *a: loss(case.f(*a)), inexact))(*args)
     sizes = dict.fromkeys(case.dims, case.size)
     shapes = [a.shape for a in case.shared] + [spec.shape(sizes) for spec in case.arrays]
-    grad = jax.jit(jax.grad(lambda *a: loss(masked(lengths, *a)), inexact))
+
+    @jax.jit
+    def pull_back(cotangents: list[Any], *arrays: Any) -> Any:
+        def run(*chosen: Any) -> list[Any]:
+            values = dict(zip(inexact, chosen, strict=True))
+            outs = jax.tree.leaves(masked(lengths, *(values.get(i, a) for i, a in enumerate(arrays))))
+            return [o for o in outs if jnp.issubdtype(o.dtype, jnp.inexact)]
+
+        return jax.vjp(run, *(arrays[i] for i in inexact))[1](cotangents)
+
     for poison in (0.0, 1e30, np.nan, np.inf):
-        got = grad(*(pad(a, shape, poison) for a, shape in zip(args, shapes, strict=True)))
+        padded = [pad(a, shape, poison) for a, shape in zip(args, shapes, strict=True)]
+        allocated = jax.tree.leaves(jax.eval_shape(lambda *a: masked(lengths, *a), *padded))
+        poisoned = [
+            pad(c, o.shape, poison)
+            for c, o in zip(jax.tree.leaves(cotangents), allocated, strict=True)
+            if jnp.issubdtype(o.dtype, jnp.inexact)
+        ]
+        got = pull_back(poisoned, *padded)
         for i, g, w in zip(inexact, got, want, strict=True):
             message = f"gradient of argument {i} at {lengths}, padding {poison}"
             assert_close(crop(g, w.shape), w, case.tolerance, message)

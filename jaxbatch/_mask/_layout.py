@@ -28,7 +28,12 @@ def positions(size: Dim) -> Any:
 
 
 def take(data: Any, indices: Any, axis: int) -> Any:
-    """Gather along one axis by a vector of positions; positions outside are clamped."""
+    """Gather along one axis by a vector of positions; those outside are clamped.
+
+    An empty axis gives padding.
+    """
+    if data.shape[axis] == 0:
+        return fit(data, axis, indices.shape[0])
     return jnp.take(data, indices, axis=axis, mode="clip")
 
 
