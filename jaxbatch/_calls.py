@@ -167,6 +167,7 @@ class Call:
                 planned = plan_lists(self._engine, traces, lengths, grid, frozen=frozen)
                 self._engine.recorder.add_layout(planned.layout, len(inside), planned.reason)
                 assert planned.traced is not None
+                self._pipeline.expect(planned.traced, [job.bucket for job in planned.jobs])
                 for job in planned.jobs:
                     yield rows.work(planned.traced, job.bucket, inside[list(job.indices)], job.used)
 

@@ -4,10 +4,15 @@ An entry is machine code, and its container is a pickle: a cache is for its owne
 machines that are alike. So a folder that others may write to is refused, an entry's digest is compared
 before anything is unpickled, and whatever does not fit (damaged, of another machine, of another JAX) is a
 miss. Files are written under another name and then renamed, so several processes may share a folder.
+
+A call knows early which programs it will need. `expect` reads them in the background, in that order, while
+the first batches are padded and run; `load` then waits for what is not there yet.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -17,7 +22,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +70,7 @@ class DiskCache:
         self._folder = Path(path).expanduser()
         self._max_bytes = max_bytes
         self._warned: set[str] = set()
+        self._reader = _Reader()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid"):
             status = self._folder.stat()
@@ -83,12 +89,12 @@ class DiskCache:
         """
         path = self._path(program, devices)
         try:
-            data = path.read_bytes()
+            executable = self._reader.get(
+                path, functools.partial(_read, path, program, machine(devices), devices)
+            )
         except OSError:
             self._warn_of_others(program, path)
             return None
-        try:
-            executable = _unpack(data, program, machine(devices), devices)
         except Exception as error:
             self._warn(f"{path}: this entry cannot be used and was removed; compiling again. {error}")
             with contextlib.suppress(OSError):
@@ -97,6 +103,14 @@ class DiskCache:
         with contextlib.suppress(OSError):
             os.utime(path)  # the time of the latest use
         return executable
+
+    def expect(self, program: str, devices: Sequence[Any]) -> bool:
+        """Begin to read what `load` will soon be asked for, if it is there; return whether it is."""
+        path = self._path(program, devices)
+        if not path.exists():
+            return False
+        self._reader.begin(path, functools.partial(_read, path, program, machine(devices), devices))
+        return True
 
     def store(self, program: str, devices: Sequence[Any], compiled: Any) -> None:
         """Keep an executable, if its backend can write it out; a full disk is no reason to fail."""
@@ -151,6 +165,37 @@ class DiskCache:
             warnings.warn(message, UserWarning, stacklevel=2)
 
 
+class _Reader:
+    """One thread that reads files ahead, in the order in which it is told of them."""
+
+    def __init__(self):
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._coming: dict[Path, concurrent.futures.Future] = {}
+        self._process = os.getpid()
+
+    def begin(self, path: Path, read: Callable[[], Any]) -> None:
+        """Read a file in the background, once."""
+        if self._process != os.getpid():  # the thread stayed behind where this process was forked off
+            self.__init__()
+        if path not in self._coming:
+            # Idle threads end with this object, or with the interpreter.
+            self._pool = self._pool or concurrent.futures.ThreadPoolExecutor(1, "jaxbatch-cache")
+            self._coming[path] = self._pool.submit(read)
+
+    def get(self, path: Path, read: Callable[[], Any]) -> Any:
+        """Return what `read` gives or raises, in the background or now."""
+        begun = self._coming.pop(path, None) if self._process == os.getpid() else None
+        return read() if begun is None else begun.result()
+
+
+def _read(path: Path, program: str, expected: dict[str, str], devices: Sequence[Any]) -> Any:
+    data = path.read_bytes()
+    try:
+        return _unpack(data, program, expected, devices)
+    except OSError as error:  # of whatever is in the file, and not of the file
+        raise ValueError(str(error)) from error
+
+
 def _unpack(data: bytes, program: str, expected: dict[str, str], devices: Sequence[Any]) -> Any:
     head, _, payload = data.removeprefix(_MAGIC).partition(b"\n")
     if not data.startswith(_MAGIC):
@@ -190,6 +235,7 @@ def machine(devices: Sequence[Any]) -> dict[str, str]:
     }
 
 
+@functools.cache
 def processor() -> str:
     """Return a digest of what the host's processor is and can do."""
     features = platform.processor()
@@ -200,11 +246,14 @@ def processor() -> str:
     return f"{platform.machine()} {_digest(features.encode())[:16]}"
 
 
-def devices_of(avals: Any) -> tuple[Any, ...] | None:
-    """Return the devices that a program for such arguments runs on, in order; None if that is not known."""
+def devices_of(shardings: Iterable[Any]) -> tuple[Any, ...] | None:
+    """Return the devices that a program for such arguments runs on, in order; None if that is not known.
+
+    Args:
+      shardings: of each argument, None where it is bound to no device.
+    """
     found = set()
-    shardings = {getattr(aval, "sharding", None) for aval in jax.tree.leaves(avals)}
-    for sharding in filter(None, shardings):
+    for sharding in filter(None, set(shardings)):
         mesh = getattr(sharding, "mesh", None)
         if isinstance(mesh, jax.sharding.AbstractMesh):  # of arrays that are bound to no device
             continue

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -324,7 +324,10 @@ def _describe(signature: Signature) -> str:
 
 
 def compile_program(
-    f: Callable[..., Any], *avals: Any, disk: DiskCache | None = None, digest: str | None = None
+    f: Callable[..., Any],
+    *avals: Any,
+    disk: DiskCache | None = None,
+    known: tuple[str, Sequence[Any]] | None = None,
 ) -> Any:
     """Compile `f` for arguments like `avals`, ahead of time; calling the result never compiles.
 
@@ -332,17 +335,22 @@ def compile_program(
       f: the function.
       avals: shapes and dtypes.
       disk: where to look first, and to keep what was compiled.
-      digest: says what `f` is, if that is known without tracing it. Otherwise it is traced and lowered, and
-        the lowered program itself is looked up: whatever the code that made it, equal programs are equal.
+      known: a digest of the program, and the devices that it runs on, if these are known without tracing
+        it. Otherwise it is traced and lowered, and the lowered program itself is looked up: whatever the code
+        that made it, equal programs are equal.
 
     Returns:
       A `jax.stages.Compiled`, or a `Retrieved` around one that was found on disk.
     """
-    devices = devices_of(avals) if disk is not None else None
-    if disk is None or devices is None:
+    lowered = None
+    if disk is not None and known is None:
+        devices = devices_of([getattr(aval, "sharding", None) for aval in jax.tree.leaves(avals)])
+        if devices is not None:
+            lowered = jax.jit(f).lower(*avals)
+            known = program_digest(lowered.as_text(), avals), devices
+    if disk is None or known is None:
         return jax.jit(f).lower(*avals).compile()
-    lowered = jax.jit(f).lower(*avals) if digest is None else None
-    program = program_digest(lowered.as_text() if lowered else digest, avals)
+    program, devices = known
     if (found := disk.load(program, devices)) is not None:
         return Retrieved(found)
     compiled = (lowered or jax.jit(f).lower(*avals)).compile()

@@ -6,6 +6,7 @@ whatever the order of batches. What fails is the failure of the examples of its 
 """
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -91,6 +92,17 @@ class Pipeline:
         self._flights: collections.deque[tuple[Work, Flight]] = collections.deque()
         self._call = object()  # stands for this call where batches of several are counted
         self._since = time.perf_counter()
+
+    def expect(self, traced: Traced, buckets: Iterable[Bucket]) -> None:
+        """Begin to read the programs of these buckets, in order, while weights go to the device."""
+        if (disk := self._executables.disk) is None:
+            return
+        missing = [b for b in dict.fromkeys(buckets) if traced.key(b) not in self._executables]
+        with contextlib.suppress(Exception):  # what fails here will fail again where it has its place
+            for bucket in missing:
+                traced.expect(bucket, disk)
+            if missing:
+                traced.consts(missing[0])
 
     def start(self, work: Work) -> None:
         """Pad and start a batch, then fetch the oldest ones until few enough are in flight."""

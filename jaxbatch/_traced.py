@@ -173,6 +173,9 @@ class Traced(abc.ABC):
         run.__name__ = re.sub(r"\W", "_", self.name)  # what JAX's own logs call it
         return compile_program(run, *self.avals(bucket), disk=disk)
 
+    def expect(self, bucket: Bucket, disk: DiskCache) -> None:  # noqa: B027  (most have nothing to do)
+        """Begin to read the program for a bucket from disk, where it can be known without tracing."""
+
     def avals(self, bucket: Bucket) -> tuple[Any, ...]:
         """Return shapes and dtypes of a program's arguments."""
         rows = bucket["rows"]

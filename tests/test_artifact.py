@@ -13,6 +13,8 @@ from jaxtyping import Array, Float
 from ragged import assert_close, normals, unpadded, weights
 
 import jaxbatch as jb
+from jaxbatch import _disk_cache
+from jaxbatch._disk_cache import DiskCache
 
 
 def softmax_mean(w, x):
@@ -72,6 +74,21 @@ def test_a_clean_process_needs_no_model_code_and_traces_nothing_from_its_cache(t
     want = unpadded(softmax_mean, np.float32(2), examples(), in_axes=(None, 0))
     for a, b in zip(got, want, strict=True):
         assert_close(np.asarray(a), b)
+
+
+def test_programs_of_a_call_are_read_ahead_in_the_order_of_its_batches(tmp_path, monkeypatch):
+    first = round_trip(tmp_path, softmax_mean, np.float32(2), loading={"cache_dir": tmp_path / "cache"})
+    want = first(examples())
+    asked, reads = list[str](), list[str]()
+    expect, read = DiskCache.expect, _disk_cache._read
+    monkeypatch.setattr(DiskCache, "expect", lambda self, *args: asked.append(args[0]) or expect(self, *args))
+    monkeypatch.setattr(_disk_cache, "_read", lambda *args: reads.append(args[1]) or read(*args))
+    loaded = jb.load(tmp_path / "f.jbx", cache_dir=tmp_path / "cache")
+    for one, other in zip(loaded(examples()), want, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert asked == reads and len(reads) == loaded.statistics().cached == first.statistics().compiles
+    loaded(examples())
+    assert asked == reads
 
 
 def test_specs_grid_policies_costs_and_metadata_are_kept(tmp_path):

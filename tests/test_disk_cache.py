@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import jax
@@ -135,6 +136,41 @@ def test_nothing_is_unpickled_before_its_digest_is_right(tmp_path, monkeypatch):
     monkeypatch.setattr(_disk_cache.pickle, "loads", lambda _: pytest.fail("unpickled"))
     with pytest.warns(UserWarning, match="damaged"):
         assert cache.load("p", DEVICES) is None
+
+
+def test_what_is_expected_is_read_once_in_the_background(tmp_path, monkeypatch):
+    cache, threads, read = DiskCache(tmp_path), list[str](), _disk_cache._read
+    monkeypatch.setattr(
+        _disk_cache, "_read", lambda *args: threads.append(threading.current_thread().name) or read(*args)
+    )
+    for name in "abc":
+        cache.store(name, DEVICES, compile_one())
+    assert cache.expect("a", DEVICES) and cache.expect("b", DEVICES) and cache.expect("a", DEVICES)
+    assert not cache.expect("none", DEVICES)
+    for name in "bac":
+        assert cache.load(name, DEVICES)(np.ones(3, np.float32))[0] == 2
+    assert threads == ["jaxbatch-cache_0"] * 2 + ["MainThread"]
+
+
+def test_what_is_expected_and_damaged_is_a_miss_with_a_warning_where_it_is_needed(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.store("p", DEVICES, compile_one())
+    (path,) = entries(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert cache.expect("p", DEVICES)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert cache.load("p", DEVICES) is None
+    assert not cache.expect("p", DEVICES) and cache.load("p", DEVICES) is None
+
+
+def test_what_was_read_ahead_in_another_process_is_read_anew(tmp_path, monkeypatch):
+    cache = DiskCache(tmp_path)
+    cache.store("p", DEVICES, compile_one())
+    for _ in range(2):  # as in a process that was forked off meanwhile, without the thread
+        cache.expect("p", DEVICES)
+        monkeypatch.setattr(cache._reader, "_process", -1)
+    assert cache.load("p", DEVICES) is not None
+    assert cache.expect("p", DEVICES) and cache.load("p", DEVICES) is not None
 
 
 def test_an_entry_of_another_processor_is_a_miss_with_a_warning(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ ONLY_IN = {
     "jax._src": {"_compat"},
     # `_compat` keeps its JAX hook per thread, and `_statistics` counts for all of them.
     "threading": {"_compat", "_executables", "_engine", "_statistics", "_dispatch"},
-    "concurrent": {"_executables", "_flights", "_dispatch"},
+    "concurrent": {"_disk_cache", "_executables", "_flights", "_dispatch"},
     "queue": {"_errors", "_dispatch"},  # `_errors` derives from `queue.Full`
     # Compile times, costs and statistics are in seconds, and the dispatcher has a clock.
     "time": {"_disk_cache", "_executables", "_measure", "_dispatch", "_flights", "_pipeline", "cli"},
@@ -192,7 +192,11 @@ BAD = (
         "which only _disk_cache, _dispatch, _executables, _flights, _measure, _pipeline, cli may",
     ),
     ("_batched", "import threading", "which only _compat, _dispatch, _engine, _executables, _statistics may"),
-    ("_batched", "from concurrent.futures import Future", "which only _dispatch, _executables, _flights may"),
+    (
+        "_batched",
+        "from concurrent.futures import Future",
+        "which only _disk_cache, _dispatch, _executables, _flights may",
+    ),
     ("_engine", "import asyncio", "which only _dispatch may"),
     ("_new", "import math", "add '_new' to its row of LAYERS in tests/test_layers.py"),
 )

@@ -5,8 +5,6 @@ traced: a program is read when its first bucket is compiled, and not at all wher
 """
 
 import dataclasses
-import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 from .. import _compat
 from .._batch import Residuals
 from .._costs import Costs
-from .._disk_cache import DiskCache
+from .._disk_cache import DiskCache, devices_of, program_digest
 from .._errors import ArtifactError, SpecError
 from .._executables import Signature, SingleFlight, compile_program
 from .._grid import Bucket, Grid
@@ -68,13 +66,19 @@ class Artifact:
     def arrays(self, program: Program) -> list[jax.Array]:
         """Return the arrays that a program takes, by default on the default device, each once."""
         device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-        put = lambda i: jax.device_put(self.weights[i], self.shardings[i])  # noqa: E731
         with jax.ensure_compile_time_eval():  # also where a `jit` around is being traced
-            return [self._on_device.get((i, device), functools.partial(put, i))[0] for i in program.weights]
+            arrays, _ = self._on_device.get(device, self._put)
+        return [arrays[i] for i in program.weights]
+
+    def _put(self) -> list[jax.Array]:
+        if not any(self.shardings):
+            return jax.device_put(self.weights)  # in one go: a hundred small ones take as long as large ones
+        pairs = zip(self.weights, self.shardings, strict=True)
+        return [jax.device_put(array, sharding) for array, sharding in pairs]
 
     def digest(self, program: Program) -> str:
-        """Return the SHA-256 of a program's part."""
-        return hashlib.sha256(self.parts[program.part]).hexdigest()
+        """Return the SHA-256 of a program's part, which is what the manifest says since it was read."""
+        return self.manifest["parts"][program.part]["sha256"]
 
     def exported(self, program: Program) -> Any:
         """Return a program, read on first use.
@@ -236,13 +240,10 @@ class StoredTraced(Traced):
         self._program(bucket)
 
     def build(self, bucket: Bucket, disk: DiskCache | None = None) -> Any:  # noqa: D102
-        program = self._program(bucket)
         run = self.run(bucket)
         run.__name__ = "stored"
-        outputs = self.outputs.dtypes, self.outputs.shapes
-        digest = f"{self.artifact.digest(program)} {dict(bucket)} {self.sizes} {outputs}"
         try:
-            return compile_program(run, *self.avals(bucket), disk=disk, digest=digest)
+            return compile_program(run, *self.avals(bucket), disk=disk, known=self._known(bucket))
         except ArtifactError:
             raise
         except Exception as error:
@@ -250,6 +251,19 @@ class StoredTraced(Traced):
             raise self.artifact.error(
                 f"its program for {dict(bucket)} cannot be compiled here. {type(error).__name__}: {first}"
             ) from error
+
+    def expect(self, bucket: Bucket, disk: DiskCache) -> None:  # noqa: D102
+        if (known := self._known(bucket)) is not None:
+            disk.expect(*known)
+
+    def _known(self, bucket: Bucket) -> tuple[str, Sequence[Any]] | None:
+        """Return the digest of the program for a bucket, known without a trace, and its devices."""
+        program = self._program(bucket)
+        shardings = [self.artifact.shardings[i] for i in program.weights]
+        outputs = self.outputs.dtypes, self.outputs.shapes
+        parts = self.artifact.digest(program), program.dims, dict(bucket), self.sizes, outputs, shardings
+        devices = devices_of(shardings)
+        return None if devices is None else (program_digest(*parts), devices)
 
     def counts(self, residuals: Residuals) -> Any:  # noqa: D102
         if self.programs[0].takes_num:
