@@ -254,8 +254,8 @@ class Batched:
         `jaxbatch.load` reads it. It holds the programs in a portable form, the arrays of the shared and
         closed-over values once, the specs, the grid and the costs; no code and no pickle. Of several kinds of
         examples (`Float` may be float32 or float16) it holds those that were run before, or the default one.
-        Shared values that are no arrays are part of the programs. An example larger than the grid is an error
-        for what is loaded, since a program of its own would need the code.
+        Shared values that are no arrays are part of the programs. With `oversize="exact"` it also holds one
+        for examples of any size above the grid; a function for which there is none is refused.
 
         Args:
           path: an existing file is replaced as a whole.

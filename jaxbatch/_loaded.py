@@ -26,7 +26,7 @@ class Loaded(Batched):
         super().__init__(
             _artifact.StoredFunction.of(artifact),
             artifact.grid,
-            oversize="error",
+            oversize="exact" if artifact.manifest["policies"].get("oversize") == "exact" else "error",
             on_unmaskable="error",
             frozen=frozen,
             key=None,

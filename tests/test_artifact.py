@@ -159,6 +159,44 @@ def test_with_two_ragged_dims_each_may_be_empty_and_stays_itself(tmp_path):
     assert_same(loaded, f, xs)
 
 
+def test_examples_above_the_grid_run_at_their_own_size_where_that_was_the_policy(tmp_path, count_compiles):
+    f = lambda w, x: {"y": jnp.cumsum(x) * w, "last": jax.nn.softmax(x)[-1] + x.shape[0]}
+    loaded = round_trip(tmp_path, f, np.float32(2), options={"oversize": "exact"})
+    xs = [*examples(), *examples((33, 100, 33, 0))]
+    assert_same(loaded, f, xs, np.float32(2))
+    assert loaded.statistics().exact_compiles == 2  # for 33 and 100; for 0 the function raises
+    again = round_trip(tmp_path, f, np.float32(2), options={"oversize": "exact"})
+    again.warm_up(lengths=[40, 3])
+    with count_compiles() as compiles:
+        again([*examples((40, 3))])
+    assert compiles.count == 0
+
+
+def test_two_ragged_dims_may_both_be_above_the_grid(tmp_path):
+    grid = jb.Grid(b=4, t=(2, 4), rows=2)
+    f = lambda x: x.sum(axis=1) + x.shape[1]
+    loaded = round_trip(
+        tmp_path, f, spec=jb.spec("b, t", "float32"), grid=grid, options={"oversize": "exact"}
+    )
+    xs = [normals([b * t])[0].reshape(b, t) for b, t in ((9, 2), (3, 9), (9, 9), (4, 4), (0, 2))]
+    assert_same(loaded, f, xs)
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda x: x * 2 if x.shape[0] > 9 else x, "it branches"),
+        (lambda x: x + jnp.ones(32)[: x.shape[0]], ""),
+    ],
+)
+def test_where_no_program_can_be_made_for_what_is_above_the_grid_save_says_so_at_once(tmp_path, f, reason):
+    with pytest.raises(
+        jb.ArtifactError, match=f"oversize='exact' there must be .* made: {reason}.*oversize='error'"
+    ):
+        round_trip(tmp_path, f, options={"oversize": "exact"})
+    assert not list(tmp_path.iterdir())
+
+
 def test_trees_come_back_as_dicts_lists_tuples_and_none(tmp_path):
     spec = {"ids": jb.spec("n", "int32"), "pair": (jb.spec("2*n", "float32"), None)}
     f = lambda x: {"b": [x["ids"], (x["pair"][0].sum(), None)], "a": ()}

@@ -66,6 +66,29 @@ def test_a_batch_of_rows_may_be_passed_as_it_is(attending):
         assert_close(np.asarray(got), np.asarray(attend(W, x[:n])))
 
 
+def test_gradients_pass_strided_convolutions_and_pooling(tmp_path):
+    """Their alignment depends on the true length, forwards and backwards."""
+    kernel, conv = weights(3, 3, 2), ("NWC", "WIO", "NWC")
+
+    def pooled(w, x):
+        x = jax.lax.conv_general_dilated(x[None], w, (2,), "SAME", dimension_numbers=conv)[0]
+        x = jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, (3, 1), (2, 1), "SAME")
+        x = jax.lax.reduce_window(x, 0.0, jax.lax.add, (2, 1), (2, 1), "SAME") / 2
+        return (x**2).mean() * x.shape[0]
+
+    grid = jb.Grid(n=(8, 16), rows=[2])
+    loaded = round_trip(tmp_path, pooled, kernel, spec=jb.spec("n, 3", "float32"), grid=grid, vjp_order=1)
+    of_padded = jax.jit(jax.value_and_grad(lambda x, n: loaded.masked({"n": n}, x)))
+    of_exact = jax.jit(jax.value_and_grad(pooled, 1))
+    for n, size in ((1, 8), (7, 8), (7, 16), (10, 16), (16, 16)):
+        x = padded(n, size, np.nan, seed=n)
+        value, got = of_padded(x, np.int32(n))
+        wanted, gradient = of_exact(kernel, x[:n])
+        assert_close(np.asarray(value), np.asarray(wanted), f"{n} in {size}: value")
+        assert_close(np.asarray(got)[:n], np.asarray(gradient), f"{n} in {size}: gradient")
+        assert not np.asarray(got)[n:].any()
+
+
 def test_second_derivatives_need_vjp_order_two(attending, tmp_path):
     x, lengths = padded(3, 4, np.nan), {"n": 3}
     f = lambda loaded, x: jax.grad(lambda x: loaded.masked(lengths, x))(x)[:3].sum()

@@ -20,7 +20,7 @@ from .._batch import Residuals
 from .._errors import ArtifactError, MaskError
 from .._grid import Grid
 from .._mask import Masked
-from .._program import symbolic_dims
+from .._program import Bounds, symbolic_dims
 from .._self_masking import SelfMasking
 from .._shared import Shared
 from .._spec import Spec
@@ -28,6 +28,7 @@ from .._traced import Function, PerExample, Traced
 from ._parts import Outputs, Program, Special
 
 _MAX_ROWS = 2**31 - 1  # the masked function may be used with more rows than the grid has
+_MAX_SIZE = 2**31 - 1  # of an example that is larger than the grid
 _MAX_EMPTY_DIMS = 3  # with more dims, examples with empty ones have no programs: there are too many kinds
 
 _log = logging.getLogger("jaxbatch")
@@ -124,16 +125,41 @@ class Exporter:
                 continue
             bounds = {dim: (0, 0) if dim in zero else (1, self.grid.limits[dim]) for dim in dims}
             try:
-                own = self._empty_trace(traced, zero, rest)
-                exported = self._export(own, self._symbols(rest) | dict.fromkeys(zero, 0), 0)
+                yield self._special(traced, bounds)
             except Exception as error:
                 yield Special(bounds, error=(type(error).__name__, str(error)))
-                continue
-            program = dataclasses.replace(self._added(*exported), sizes=dict.fromkeys(zero, 0))
-            avals = exported[0].out_avals
-            shapes = tuple(tuple(shape) for shape in own.formulas)
-            outputs = Outputs(own.out_tree, shapes, tuple(aval.dtype.name for aval in avals))
-            yield Special(bounds, program, outputs)
+
+    def oversize(self, traced: Traced) -> Special:
+        """Return a program for examples that are larger than the grid, at their exact sizes.
+
+        Raises:
+          ArtifactError: no single program can run all of them.
+        """
+        try:
+            if isinstance(self.function, SelfMasking):
+                raise ArtifactError("a function that masks itself is for the sizes of the grid.")
+            return self._special(traced, dict.fromkeys(traced.dims, (1, _MAX_SIZE)))
+        except Exception as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise ArtifactError(
+                f"with oversize='exact' there must be a program for all examples larger than the grid too, "
+                f"and none can be made: {first} Save a function of oversize='error', or extend the grid."
+            ) from error
+
+    def _special(self, traced: Traced, bounds: Bounds) -> Special:
+        """Return a program for the exact sizes within bounds, that of 0 included."""
+        zero = [dim for dim, (_, high) in bounds.items() if not high]
+        rest = {dim: both for dim, both in bounds.items() if dim not in zero}
+        own = self._exact_trace(traced, zero, rest)
+        if own.failures or not own.moves:
+            raise ArtifactError("it branches on its sizes.")
+        tops = {dim: high for dim, (_, high) in rest.items()}
+        exported = self._export(own, self._symbols(tops) | dict.fromkeys(zero, 0), 0)
+        program = dataclasses.replace(self._added(*exported), sizes=dict.fromkeys(zero, 0))
+        avals = exported[0].out_avals
+        shapes = tuple(tuple(shape) for shape in own.formulas)
+        outputs = Outputs(own.out_tree, shapes, tuple(aval.dtype.name for aval in avals))
+        return Special(bounds, program, outputs)
 
     # --- one program ---
 
@@ -141,34 +167,32 @@ class Exporter:
     def _ladders(self) -> dict[str, Sequence[int]]:
         return {**self.grid.sizes, "rows": self.grid.rows}
 
-    def _symbols(self, dims: Sequence[str]) -> "_Sizes":
-        """Return symbolic sizes of these dims, and symbolic rows."""
-        tops = {"rows": _MAX_ROWS, **{dim: self.grid.limits[dim] for dim in dims}}
-        return _Sizes(_symbols(tuple(tops.items())))
+    def _symbols(self, tops: Mapping[str, int]) -> "_Sizes":
+        """Return symbolic sizes of dims, up to these, and symbolic rows."""
+        return _Sizes(_symbols((("rows", _MAX_ROWS), *tops.items())))
 
     def _for_all(self) -> list["_Sizes"]:
-        return [self._symbols(self.grid.dims)]
+        return [self._symbols(self.grid.limits)]
 
     def _by_sizes(self) -> list["_Sizes"]:
         each = itertools.product(*self.grid.ladders)
-        rows = self._symbols([])
+        rows = self._symbols({})
         return [_Sizes({**rows, **dict(zip(self.grid.dims, sizes, strict=True))}) for sizes in each]
 
     def _by_bucket(self) -> list["_Sizes"]:
         return [_Sizes(bucket) for bucket in self.grid]
 
-    def _empty_trace(self, traced: Traced, zero: Sequence[str], rest: Sequence[str]) -> Traced:
-        """Return the function at sizes of 0, with the other dims symbolic."""
+    def _exact_trace(self, traced: Traced, zero: Sequence[str], bounds: Bounds) -> Traced:
+        """Return the function at sizes of 0, with the other dims symbolic, within bounds."""
         sizes = {**self.fixed, **dict.fromkeys(zero, 0)}
-        if not rest:
+        if not bounds:
             return self.function.exact(self.shared, traced.signature, self._ladders, sizes)
-        bounds = {dim: (1, self.grid.limits[dim]) for dim in rest}
         dims = {**sizes, **symbolic_dims(bounds)}
         program = self.function._trace(self.shared, traced.signature, dims, bounds)
         return PerExample(
             traced.name,
             traced.signature,
-            tuple(rest),
+            tuple(bounds),
             False,
             self.shared.abstract(),
             program,

@@ -213,7 +213,7 @@ def _check_consistent(manifest: Any, spec: Any, grid: Grid, variants: Any, num_w
                 raise ValueError("a program takes an array that is missing")
             if not set(program.dims) <= set(grid.dims) or not program.sizes.keys() <= set(grid.dims):
                 raise ValueError("a program has other dims than the grid")
-        for special in (*variant.failures, *variant.empty):
+        for special in (*variant.failures, *variant.exact):
             if special.bounds.keys() != set(grid.dims):
                 raise ValueError("bounds have other dims than the grid")
 
@@ -228,7 +228,7 @@ def _check_sources(weights: Sequence[Weight], checkpoints: Sequence[Checkpoint])
 
 
 def _programs(variant: Variant) -> list[Any]:
-    return [*variant.programs, *(each.program for each in variant.empty if each.program)]
+    return [*variant.programs, *(each.program for each in variant.exact if each.program)]
 
 
 def _grid(data: Any) -> Grid:

@@ -90,7 +90,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Special:
-    """Lengths that no bucket serves: examples with empty dims, and those at which the function raises.
+    """Lengths that no bucket serves: with an empty dim, above the grid, or such that the function raises.
 
     Attributes:
       bounds: the smallest and largest length of each dim, inclusive.
@@ -144,7 +144,7 @@ class Variant:
       may_not_end: whether programs must not run on made-up data.
       rows_apart: whether no example of a batch sees another.
       failures: lengths at which the function raises.
-      empty: lengths with an empty dim.
+      exact: lengths of examples that run at their own size: with an empty dim, or larger than the grid.
     """
 
     dtypes: tuple[str, ...]
@@ -154,7 +154,7 @@ class Variant:
     may_not_end: bool
     rows_apart: bool
     failures: tuple[Special, ...]
-    empty: tuple[Special, ...]
+    exact: tuple[Special, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -166,7 +166,7 @@ class Variant:
             "may_not_end": self.may_not_end,
             "rows_apart": self.rows_apart,
             "failures": [special.to_json() for special in self.failures],
-            "empty": [special.to_json() for special in self.empty],
+            "exact": [special.to_json() for special in self.exact],
         }
 
     @classmethod
@@ -180,7 +180,7 @@ class Variant:
             may_not_end=bool(data["may_not_end"]),
             rows_apart=bool(data["rows_apart"]),
             failures=tuple(Special.from_json(each, dims) for each in data["failures"]),
-            empty=tuple(Special.from_json(each, dims) for each in data["empty"]),
+            exact=tuple(Special.from_json(each, dims) for each in data["exact"]),
         )
 
 

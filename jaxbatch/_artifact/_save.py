@@ -98,7 +98,8 @@ def save(
             weights,
             lambda data: _add_program(archive, data),
         )
-        variants = [_variant(exporter, traced).to_json() for traced in traces]
+        larger = policies["oversize"] == "exact"
+        variants = [_variant(exporter, traced, larger).to_json() for traced in traces]
         described = _add_weights(archive, weights)
         references = []
         if options.references:
@@ -190,7 +191,7 @@ def _size_in(spec: Spec, traced: Traced, dim: str) -> int:
     raise AssertionError(f"{dim} is not in the spec")
 
 
-def _variant(exporter: Exporter, traced: Traced) -> Variant:
+def _variant(exporter: Exporter, traced: Traced, larger: bool) -> Variant:
     try:
         outputs = exporter.outputs(traced)
         outputs.to_json()
@@ -205,7 +206,7 @@ def _variant(exporter: Exporter, traced: Traced) -> Variant:
         may_not_end=traced.may_not_end,
         rows_apart=not programs[0].takes_num,
         failures=tuple(exporter.failures(traced)),
-        empty=tuple(exporter.empty(traced)),
+        exact=(*exporter.empty(traced), *([exporter.oversize(traced)] if larger else [])),
     )
 
 

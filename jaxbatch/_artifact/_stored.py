@@ -151,7 +151,7 @@ class StoredFunction(Function):
         self, shared: Shared, signature: Signature, ladders: Ladders, sizes: Mapping[str, int]
     ) -> Traced:
         variant = self._variant(signature)
-        for special in (*variant.empty, *variant.failures):
+        for special in (*variant.exact, *variant.failures):
             if special.holds(sizes):
                 if special.program is not None and special.outputs is not None:
                     return self._special(shared, signature, variant, special, sizes)
