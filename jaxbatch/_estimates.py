@@ -9,6 +9,7 @@ from ._grid import Bucket
 from ._lanes import Kind
 
 _WEIGHT = 0.3  # of a new time in the running mean of a bucket's times
+_NOTED = 0.05  # by which share such a mean changes before decisions are based on the new one
 
 
 @dataclasses.dataclass(eq=False)
@@ -17,10 +18,12 @@ class Estimate:
 
     Attributes:
       observed: whether this bucket itself was measured; otherwise it is a guess from others.
+      noted: the seconds when the version of all estimates last grew because of this one.
     """
 
     seconds: float | None
     observed: bool = False
+    noted: float = 0.0
 
 
 class Seconds:
@@ -28,10 +31,14 @@ class Seconds:
 
     Args:
       costs: those measured beforehand, if any.
+
+    Attributes:
+      version: grows when an estimate changed by more than a few percent.
     """
 
     def __init__(self, costs: Costs):
         self._costs = costs
+        self.version = 0
 
     def of(self, kind: Kind, bucket: Bucket) -> Estimate:
         """Return the estimate of a bucket; the same object follows what is observed later."""
@@ -47,8 +54,13 @@ class Seconds:
         estimate = self.of(kind, bucket)
         if estimate.observed and estimate.seconds:
             estimate.seconds += _WEIGHT * (seconds - estimate.seconds)
+            if abs(estimate.seconds - estimate.noted) > _NOTED * estimate.noted:
+                estimate.noted = estimate.seconds
+                self.version += 1
             return
         estimate.seconds, estimate.observed = max(seconds, 1e-9), True
+        estimate.noted = estimate.seconds
+        self.version += 1
         for other, each in kind.estimates.items():
             if not each.observed:
                 each.seconds = self._guess(kind, other)

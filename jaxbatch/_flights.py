@@ -89,7 +89,7 @@ def start(
     started, ready = time.perf_counter(), None
     if not isinstance(outputs, concurrent.futures.Future):
         ready = started if outputs and outputs[-1].is_ready() else None
-        for output in outputs:
+        for output in outputs if ready is None else ():
             output.copy_to_host_async()
     return Flight(traced, outputs, residuals, begun, padded, started, ready)
 

@@ -9,18 +9,19 @@ together makes the sum of latencies smaller (`_options`); it waits for `max_dela
 given another batch only if that is full, or if the device will be free in a moment: meanwhile batches fill
 by themselves, the more so the higher the load. Among lanes the higher priority comes first, aged by
 waiting, then who would miss a deadline, then who has many examples for each second of the device and has
-waited for long.
+waited for long. Shorter examples join a batch of longer ones where that makes the sum of latencies smaller.
 """
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 
 from ._costs import Costs
 from ._estimates import Device, Seconds
 from ._grid import Bucket
 from ._lanes import Kind, Lane, Waiter
-from ._options import Candidate, Option, Options, Rules
+from ._options import Candidate, Option, Options, Rules, Table, worth_joining
 
 # How long before the device is free the next batch is prepared: so many seconds, but at most a quarter of the
 # batch that runs, since short batches are better filled; or this part of it, if that is more.
@@ -150,17 +151,20 @@ class Planner:
         wanted: list[tuple[Kind, Bucket]] = []
         wake = min((lane.deadline for lane in self._active), default=math.inf)
         free, in_flight, last = self.device.free_at(now), self.device.in_flight, self.device.last_seconds
+        known: dict[Lane, Candidate | None] = {}
         while self._active and in_flight < self.rules.in_flight:
-            candidates = [c for lane in self._active if (c := self._candidate(lane, now, wanted))]
+            candidates = self._candidates(known, now, wanted)
             soon = free - max(min(_LEAD, last / 4), _LEAD_SHARE * last)
             if in_flight and now < soon:  # the device is busy for longer: only what need not grow
                 wake = min(wake, soon)
-                candidates = [c for c in candidates if c.full]
-            ready = [c for c in candidates if c.due <= now]
+                ready = [candidate for candidate in candidates if candidate.full]
+            else:
+                dues = [self.options.due(candidate) for candidate in candidates]
+                ready = [candidate for candidate, due in zip(candidates, dues, strict=True) if due <= now]
+                wake = min(wake, *dues) if dues and not ready else wake
             if not ready:
-                wake = min([wake, *(c.due for c in candidates)])
                 break
-            batch = self._batch(self._first(ready, now))
+            batch = self._batch(self._first(ready, now), candidates)
             batches.append(batch)
             in_flight += 1
             last = batch.seconds or 0.0
@@ -172,10 +176,16 @@ class Planner:
 
     # --- one lane ---
 
-    def _candidate(self, lane: Lane, now: float, wanted: list[tuple[Kind, Bucket]]) -> Candidate | None:
-        candidate = self.options.best(lane, now)
-        self._want(lane, None if candidate is None else candidate.option, wanted)
-        return candidate
+    def _candidates(
+        self, known: dict[Lane, Candidate | None], now: float, wanted: list[tuple[Kind, Bucket]]
+    ) -> list[Candidate]:
+        """Return what each lane would run now; `known` keeps it for as long as nobody else comes or goes."""
+        for lane in self._active:
+            candidate = known.get(lane)
+            if candidate is None or candidate.waiting != lane.count:
+                candidate = known[lane] = self.options.best(lane, now)
+                self._want(lane, None if candidate is None else candidate.option, wanted)
+        return [candidate for lane in self._active if (candidate := known[lane]) is not None]
 
     def _want(self, lane: Lane, option: Option | None, wanted: list[tuple[Kind, Bucket]]) -> None:
         """Ask for the program that a lane misses, once."""
@@ -206,18 +216,68 @@ class Planner:
 
         return max(ready, key=order)
 
-    def _batch(self, candidate: Candidate) -> Batch:
-        """Take a lane's first examples, and give rows that would be empty to shorter ones that wait."""
-        lane, bucket = candidate.lane, candidate.option.bucket
-        waiters = lane.take(candidate.num)
-        self._settle(lane)
-        room = candidate.option.rows - len(waiters)
-        if room and lane.kind.moves:
-            others = [o for o in self._active if o.kind is lane.kind and o.holds(bucket)]
-            while room and others:
-                first = min(others, key=lambda other: other.rank)
-                waiters += first.take(1)
-                room -= 1
-                self._settle(first)
-                others = [other for other in others if other.count]
-        return Batch(lane.kind, bucket, tuple(waiters), candidate.option.estimate.seconds)
+    def _batch(self, first: Candidate, candidates: list[Candidate]) -> Batch:
+        """Take a lane's first examples, and those of other lanes that are better run together with them.
+
+        Rows that would be empty in any case are given to shorter examples too.
+        """
+        group, largest, num, seconds = [first], first, first.num, first.option.seconds
+        while found := self._host(largest, num, seconds, candidates):
+            largest, seconds = found
+            group.append(largest)
+            num += largest.num
+        for other in sorted(candidates, key=lambda other: other.lane.rank):
+            if other not in group and _rides(other, largest):
+                joint = self._joint((num, seconds), other, largest.table)
+                if joint is not None:
+                    group.append(other)
+                    num, seconds = num + other.num, joint
+        option = first.option if len(group) == 1 else largest.table.shortest(num)
+        waiters = [waiter for each in group for waiter in each.lane.take(each.num)]
+        for each in group:
+            self._settle(each.lane)
+        waiters += self._fill(largest.lane.kind, option, option.rows - len(waiters))
+        return Batch(largest.lane.kind, option.bucket, tuple(waiters), option.estimate.seconds)
+
+    def _host(
+        self, rider: Candidate, num: int, seconds: float, candidates: list[Candidate]
+    ) -> tuple[Candidate, float] | None:
+        """Return the batch of larger examples that `num` should join, if any, and the seconds of both."""
+        hosts = [each for each in candidates if _rides(rider, each)]
+        found = [(each, self._joint((num, seconds), each, each.table)) for each in hosts]
+        worth = [(each, joint) for each, joint in found if joint is not None]
+        return min(worth, key=lambda pair: pair[1] - pair[0].option.seconds, default=None)
+
+    def _joint(self, first: tuple[int, float], second: Candidate, table: Table) -> float | None:
+        """Return the seconds of two batches in one, where that is worth it.
+
+        Args:
+          first: number of examples and seconds of the one that would run first.
+          table: of the larger examples.
+        """
+        num = first[0] + second.num
+        if num > table.rows:
+            return None
+        joint, behind = table.least(num), self.count - num
+        return joint if worth_joining(first, (second.num, second.option.seconds), joint, behind) else None
+
+    def _fill(self, kind: Kind, option: Option, room: int) -> list[Waiter]:
+        """Take shorter examples for rows that would be empty."""
+        if not (room and kind.moves):
+            return []
+        taken: list[Waiter] = []
+        others = [lane for lane in self._active if lane.kind is kind and lane.holds(option.bucket)]
+        while len(taken) < room and others:
+            first = min(others, key=lambda other: other.rank)
+            taken += first.take(1)
+            self._settle(first)
+            others = [other for other in others if other.count]
+        return taken
+
+
+def _rides(rider: Candidate, host: Candidate) -> bool:
+    """Tell whether a batch may join another of larger examples."""
+    if rider is host or rider.full or host.full or not rider.lane.kind.moves:
+        return False
+    one, other = rider.lane, host.lane
+    return one.kind is other.kind and all(map(operator.le, one.sizes, other.sizes))

@@ -1,17 +1,21 @@
 """The ways to run one lane: which there are, which is best now, and how long it should wait for mates.
 
 An option is a bucket that has a program. The best one runs most examples a second for as many as wait. An
-idle device waits for further ones while that makes the sum of latencies smaller (`worth_waiting`).
+idle device waits for further ones while that makes the sum of latencies smaller (`worth_waiting`), and lanes
+of different sizes share a batch where that does (`worth_joining`).
 """
 
+import bisect
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 
 from ._estimates import Estimate, Seconds
 from ._grid import Bucket
 from ._lanes import Lane
 
-_OVERHEAD = 1e-4  # seconds that each batch costs the host, whatever it holds
+OVERHEAD = 1e-4  # seconds that each batch costs the host, whatever it holds
 _CLOSE = 0.97  # of two batches whose examples per second differ less than this, the shorter is taken
 _FULL = 0.9  # a batch that runs as many examples per second as this part of the best does counts as full
 _BETTER = 1.1  # by how much a new program must be faster than those that exist
@@ -63,18 +67,61 @@ class Option:
 
     def rate(self, num: int) -> float:
         """Return how many examples a second it runs if `num` wait."""
-        return min(num, self.rows) / (self.seconds + _OVERHEAD)
+        return min(num, self.rows) / (self.seconds + OVERHEAD)
+
+
+class Table:
+    """The ways to run a lane, by rows, with what a decision needs of them at once.
+
+    Attributes:
+      most: the most examples a second that any of them runs when it is full.
+    """
+
+    def __init__(self, options: Sequence[Option]):
+        self.options = options
+        self._rows = [option.rows for option in options]
+        self._seconds = [option.seconds for option in options]
+        self._least = list(itertools.accumulate(reversed(self._seconds), min))[::-1]
+        self.most = max(map(self._rate, self._seconds, self._rows), default=0.0)
+
+    def best(self, num: int) -> Option:
+        """Return the option that runs most examples a second if `num` wait."""
+        rates = [self._rate(s, min(num, rows)) for s, rows in zip(self._seconds, self._rows, strict=True)]
+        enough = _CLOSE * max(rates)
+        return next(option for option, rate in zip(self.options, rates, strict=True) if rate >= enough)
+
+    def least(self, num: int) -> float:
+        """Return the seconds of the shortest batch that holds `num` examples, or of the largest one."""
+        i = bisect.bisect_left(self._rows, num)
+        return self._least[i] if i < len(self._rows) else self._seconds[-1]
+
+    def shortest(self, num: int) -> Option:
+        """Return the option behind `least`."""
+        i = bisect.bisect_left(self._rows, num)
+        return (
+            self.options[self._seconds.index(self._least[i], i)] if i < len(self._rows) else self.options[-1]
+        )
+
+    @property
+    def rows(self) -> int:
+        """The most rows."""
+        return self._rows[-1]
+
+    @staticmethod
+    def _rate(seconds: float, num: int) -> float:
+        return num / (seconds + OVERHEAD)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """What a lane would run now; `due` is when it need not wait for mates any longer."""
+    """What a lane would run now: `num` of those that wait, and whether that is a full batch."""
 
     lane: Lane
+    table: Table
     option: Option
     num: int
+    waiting: int
     full: bool
-    due: float
 
 
 class Options:
@@ -87,38 +134,36 @@ class Options:
     def __init__(self, rules: Rules, seconds: Seconds):
         self._rules = rules
         self._seconds = seconds
-        self._known: dict[Lane, tuple[int, tuple[Option, ...]]] = {}
+        self._known: dict[Lane, tuple[int, int, Table]] = {}
 
     def best(self, lane: Lane, now: float) -> Candidate | None:
         """Return what a lane would run now; None where it has no program."""
-        options = self.allowed(lane, now)
-        if not options:
+        table, waiting = self.allowed(lane, now), lane.count
+        if not table.options:
             return None
-        most = max(option.rate(option.rows) for option in options)
-        rates = [option.rate(lane.count) for option in options]
-        top = max(rates)
-        option = next(o for o, rate in zip(options, rates, strict=True) if rate >= _CLOSE * top)
-        num = min(lane.count, option.rows)
-        full = num == option.rows and (option.rate(num) >= _FULL * most or option is options[-1])
-        return Candidate(lane, option, num, full, -math.inf if full else self.due(lane, options, option))
+        option = table.best(waiting)
+        num = min(waiting, option.rows)
+        full = num == option.rows and (option.rate(num) >= _FULL * table.most or option is table.options[-1])
+        return Candidate(lane, table, option, num, waiting, full)
 
-    def allowed(self, lane: Lane, now: float) -> tuple[Option, ...]:
-        """Return the ways to run a lane now, by rows; a target for the latency may leave out long ones."""
+    def allowed(self, lane: Lane, now: float) -> Table:
+        """Return the ways to run a lane now; a target for the latency may leave out long ones."""
         known = self._known.get(lane)
-        if known is None or known[0] != lane.kind.version:
+        if known is None or known[0] != lane.kind.version or known[1] != self._seconds.version:
             found = [Option(bucket, bucket["rows"], self._estimate(lane, bucket)) for bucket in lane.buckets]
-            known = self._known[lane] = lane.kind.version, tuple(found)
-        options, target = known[1], self._rules.target_latency
-        if target is None or not options or now - lane.oldest > target:  # late already: as fast as can be
-            return options
-        short = tuple(option for option in options if 2 * option.seconds <= target)
-        return short or options[:1]
+            known = self._known[lane] = lane.kind.version, self._seconds.version, Table(found)
+        table, target = known[2], self._rules.target_latency
+        if target is None or now - lane.oldest > target:  # late already: as fast as can be
+            return table
+        short = [option for option in table.options if 2 * option.seconds <= target]
+        return table if len(short) == len(table.options) else Table(short or table.options[:1])
 
-    def due(self, lane: Lane, options: tuple[Option, ...], option: Option) -> float:
-        """Return until when a batch that is not full waits for mates, on an idle device."""
-        if not self._rules.patient or self._rules.max_delay <= 0 or lane.gap is None:
+    def due(self, candidate: Candidate) -> float:
+        """Return until when a batch waits for mates, on an idle device."""
+        lane, option, table = candidate.lane, candidate.option, candidate.table
+        if candidate.full or not self._rules.patient or self._rules.max_delay <= 0 or lane.gap is None:
             return -math.inf
-        patience = worth_waiting(lane.count, *[_least(options, n) for n in (1, lane.count, lane.count + 1)])
+        patience = worth_waiting(lane.count, *[table.least(n) for n in (1, lane.count, lane.count + 1)])
         if option.estimate.seconds is None or lane.gap >= patience:
             return -math.inf
         limits = [lane.oldest + self._rules.max_delay, lane.deadline - _SLACK, lane.last_arrival + patience]
@@ -153,6 +198,19 @@ class Options:
         return self._seconds.of(lane.kind, bucket)
 
 
+def worth_joining(first: tuple[int, float], second: tuple[int, float], joint: float, behind: int) -> bool:
+    """Tell whether two batches of lanes are better run as one: the sum of latencies is smaller then.
+
+    Args:
+      first: how many examples the batch has that would run first, and its seconds; `second` likewise.
+      joint: seconds of both in one.
+      behind: how many others wait for their end.
+    """
+    (num, seconds), (more, later) = first, second
+    apart = num * seconds + (more + behind) * (seconds + later + OVERHEAD)
+    return (num + more + behind) * joint <= apart
+
+
 def worth_waiting(num: int, one: float, now: float, more: float) -> float:
     """Return the gap until the next arrival below which `num` examples on an idle device gain by waiting.
 
@@ -166,8 +224,3 @@ def worth_waiting(num: int, one: float, now: float, more: float) -> float:
       more: seconds of a batch of `num + 1`.
     """
     return (now + one - more - num * (more - now)) / (num + 1)
-
-
-def _least(options: tuple[Option, ...], num: int) -> float:
-    """Return the seconds of the shortest batch that holds `num` examples, or of the largest one."""
-    return min((o.seconds for o in options if o.rows >= num), default=options[-1].seconds)

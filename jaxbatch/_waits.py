@@ -120,26 +120,24 @@ class Times:
     """The latest times of one sort in bounded memory, and the mean and maximum of all."""
 
     def __init__(self):
-        self._latest = np.zeros(WINDOW)
+        self._latest: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self._count, self._sum, self._max = 0, 0.0, 0.0
 
     def add(self, seconds: Sequence[float]) -> None:
-        """Count these times; at most `WINDOW` at once."""
+        """Count these times."""
         if not seconds:
             return
-        start = self._count % WINDOW
-        for i, each in enumerate(seconds, start):  # a slice would be faster only beyond fifty or so
-            self._latest[i % WINDOW] = each
+        self._latest.extend(seconds)
         self._count += len(seconds)
         self._sum += sum(seconds)
         self._max = max(self._max, max(seconds))
 
-    def copy(self) -> tuple[np.ndarray, int, float, float]:
+    def copy(self) -> tuple[list[float], int, float, float]:
         """Return what `quantiles` needs, quickly, so that a lock is held for a moment only."""
-        return self._latest[: min(self._count, WINDOW)].copy(), self._count, self._sum, self._max
+        return list(self._latest), self._count, self._sum, self._max
 
 
-def quantiles(latest: np.ndarray, count: int, total: float, most: float) -> Quantiles:
+def quantiles(latest: Sequence[float], count: int, total: float, most: float) -> Quantiles:
     """Return the distribution behind a copy of `Times`."""
     if not count:
         return Quantiles()
@@ -156,9 +154,12 @@ class Ledger:
 
     def add_batch(self, rows: int, num: int, valid_cells: int, padded_cells: int) -> None:
         """Count a batch that ran."""
-        sums = (1, rows, num, valid_cells, padded_cells)
-        names = ("batches", "rows", "filled_rows", "valid_cells", "padded_cells")
-        self.counts.update(dict(zip(names, sums, strict=True)))
+        counts = self.counts
+        counts["batches"] += 1
+        counts["rows"] += rows
+        counts["filled_rows"] += num
+        counts["valid_cells"] += valid_cells
+        counts["padded_cells"] += padded_cells
 
     def add_times(
         self, queued: Sequence[float], waited: Sequence[float], ran: Sequence[float], total: Sequence[float]
@@ -167,14 +168,14 @@ class Ledger:
         for times, own in zip(self._times.values(), (queued, waited, ran, total), strict=True):
             times.add(own)
 
-    def copy(self) -> tuple[dict[str, int], dict[str, tuple[np.ndarray, int, float, float]]]:
+    def copy(self) -> tuple[dict[str, int], dict[str, tuple[list[float], int, float, float]]]:
         """Return what `freeze` needs."""
         return dict(self.counts), {name: times.copy() for name, times in self._times.items()}
 
 
 def freeze(
     counts: Mapping[str, int],
-    times: Mapping[str, tuple[np.ndarray, int, float, float]],
+    times: Mapping[str, tuple[list[float], int, float, float]],
     *,
     pending: int,
     pending_cells: int,

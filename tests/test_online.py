@@ -12,7 +12,7 @@ from jaxbatch._estimates import Device, Seconds
 from jaxbatch._grid import Bucket, Grid
 from jaxbatch._lanes import Kind, Lane, Waiter
 from jaxbatch._online import Planner
-from jaxbatch._options import Rules, worth_waiting
+from jaxbatch._options import OVERHEAD, Rules, worth_joining, worth_waiting
 from tools.replay import Arrival, Policy, bulk_service, simulate, single_server
 
 GRID = Grid(n=(16, 64), rows=(1, 8))
@@ -56,8 +56,12 @@ IDLE = (
     ("where rows have their price, none is left empty", BOTH, {16: 5}, [(16, 4, 4)]),
     ("where batches bring nothing there are none", LINEAR, {16: 3}, [(16, 1, 1), (16, 1, 1)]),
     ("without any cost there are as few batches as can be", Costs(), {16: 5}, [(16, 8, 5)]),
-    ("empty rows are given to shorter examples", FLAT, {16: 2, 64: 3}, [(64, 4, 4)]),
-    ("but not to longer ones", FLAT, {16: 4, 64: 1}, [(16, 4, 4)]),
+    ("shorter examples join longer ones where that costs nothing", FLAT, {16: 2, 64: 3}, [(64, 8, 5)]),
+    ("also where the shorter ones come first", FLAT, {16: 4, 64: 1}, [(64, 8, 5)]),
+    ("and over several sizes", FLAT, {16: 2, 32: 1, 64: 1}, [(64, 4, 4)]),
+    ("but not where one after another is sooner", BOTH, {16: 1, 64: 1}, [(16, 1, 1)]),
+    ("nor where there are too many", FLAT, {16: 6, 64: 3}, [(16, 8, 6)]),
+    ("rows that would be empty are given to shorter ones", FLAT, {16: 3, 64: 7}, [(64, 8, 8)]),
     ("of two sizes the quicker comes first", LINEAR, {64: 1, 16: 1}, [(16, 1, 1), (64, 1, 1)]),
 )
 
@@ -70,6 +74,15 @@ def test_an_idle_device(_, costs, waiting, expected):
     decision = made.decide(0.0)
     assert summary(decision) == expected
     assert made.count == sum(waiting.values()) - sum(num for _, _, num in expected)
+
+
+@given(st.integers(1, 32), st.integers(1, 32), st.integers(0, 64), *[st.floats(1e-3, 1.0)] * 3)
+def test_joining_pays_exactly_where_the_sum_of_latencies_is_smaller(num, more, behind, one, other, joint):
+    apart = [one] * num + [one + OVERHEAD + other] * (more + behind)
+    together = [joint] * (num + more + behind)
+    if abs(sum(apart) - sum(together)) > 1e-6:
+        worth = worth_joining((num, one), (more, other), joint, behind)
+        assert worth == (sum(together) < sum(apart))
 
 
 def test_riders_of_a_kind_that_must_not_move_wait_for_their_own_batch():
@@ -347,6 +360,14 @@ def test_a_batch_is_tried_before_it_is_known_that_batches_bring_nothing():
         made.seconds.observe(kind, Bucket(n=16, rows=rows), 0.01 * rows)
     add(made, kind, 16, *[0.0] * 8)
     assert summary(made.decide(0.0))[0] == (16, 1, 1)
+
+
+def test_a_decision_follows_what_batches_turn_out_to_take():
+    made, kind = planner(costs=FLAT)
+    for _ in range(20):
+        made.seconds.observe(kind, Bucket(n=16, rows=8), 0.08)
+    add(made, kind, 16, *[0.0] * 8)
+    assert summary(made.decide(0.0)) == [(16, 4, 4), (16, 4, 4)]
 
 
 def test_a_device_runs_one_batch_after_another():

@@ -60,7 +60,7 @@ class Loop:
         self._jax_settings = settings
         self._mail = mail = Mailbox()
         self.requests = requests = Requests(room)
-        self._planner = planner = Planner(rules, intake.rows_for, engine.costs, device)
+        self._planner = planner = Planner(rules, intake.rows_for, engine.costs.of(packed=False), device)
         self._programs = Programs(engine, intake, planner, requests, sort=self._sort_anew)
         work = Work(engine, shared, requests, done=self._report_done, failed=self._report_failed)
         threads = {"broken": self.fail_all, "settings": self._settings}

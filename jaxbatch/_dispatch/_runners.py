@@ -16,8 +16,10 @@ import numpy as np
 from .. import _flights
 from .._counts import bucket_name
 from .._engine import Engine
+from .._executables import Key
 from .._grid import Bucket
 from .._timing import BatchTimes
+from .._traced import Traced
 from ._intake import TracedKind
 from ._request import Request
 from ._requests import Requests
@@ -56,6 +58,7 @@ class Work:
         self._requests = requests
         self._done = done
         self._failed = failed
+        self._names: dict[tuple[TracedKind, Bucket], tuple[Key, str]] = {}
 
     def run(self, job: Job) -> None:
         """Take a batch all the way."""
@@ -63,8 +66,9 @@ class Work:
         assert traced is not None
         examples = [request.leaves for request in job.requests]
         try:
-            program = executables.get(traced.key(bucket), lambda: traced.build(bucket, executables.disk))
-            with jax.profiler.TraceAnnotation(f"{self._engine.function.name} {bucket_name(bucket)}"):
+            key, name = self._named(job.kind, traced, bucket)
+            program = executables.get(key, lambda: traced.build(bucket, executables.disk))
+            with jax.profiler.TraceAnnotation(name):
                 flight = _flights.start(program, traced, bucket, examples, job.lengths, self._shared)
                 results, times = _flights.fetch(flight)
         except Exception as error:
@@ -72,6 +76,15 @@ class Work:
         else:
             self._done(job, times)
             self._deliver(job, results, times)
+
+    def _named(self, kind: TracedKind, traced: Traced, bucket: Bucket) -> tuple[Key, str]:
+        """Return a program's key, and what a profile calls its batches; made once for each bucket."""
+        known = self._names.get((kind, bucket))
+        if known is None:
+            known = traced.key(bucket), f"{self._engine.function.name} {bucket_name(bucket)}"
+            if not kind.is_passing:
+                self._names[kind, bucket] = known
+        return known
 
     def _deliver(self, job: Job, results: list[Any], times: BatchTimes) -> None:
         bucket, exact = job.bucket, job.kind.exact is not None

@@ -1,10 +1,11 @@
 """Ways to form batches: a planner, its rules, and the rows it may use."""
 
 import dataclasses
+import math
 from typing import Any
 
 from jaxbatch._online import Batch, Decision, Planner
-from jaxbatch._options import Options, Rules
+from jaxbatch._options import Options, Rules, Table
 
 
 class AllBuffered(Planner):
@@ -16,7 +17,7 @@ class AllBuffered(Planner):
         batches: list[Batch] = []
         for lane in list(self._active):
             while lane.count:
-                options = self.options.allowed(lane, now)
+                options = self.options.allowed(lane, now).options
                 option = next((o for o in options if o.rows >= lane.count), options[-1])
                 waiters = tuple(lane.take(option.rows))
                 batches.append(Batch(lane.kind, option.bucket, waiters, option.estimate.seconds))
@@ -27,11 +28,12 @@ class AllBuffered(Planner):
 class FixedOptions(Options):
     """Full batches only, or those that a time limit cuts."""
 
-    def due(self, lane, options, option):
-        return lane.oldest + self._rules.max_delay
+    def due(self, candidate):
+        full, oldest = candidate.full, candidate.lane.oldest
+        return -math.inf if full else oldest + self._rules.max_delay
 
     def allowed(self, lane, now):
-        return super().allowed(lane, now)[-1:]
+        return Table(super().allowed(lane, now).options[-1:])
 
 
 class FixedBatch(Planner):
