@@ -247,7 +247,7 @@ def _without(params: dict[str, Any], axes: Sequence[int]) -> dict[str, Any]:
 def _select_and_gather_add(ctx: Context, eqn: Any, tangents: Padded, x: Padded) -> Any:
     every, chosen = range(len(x.shape)), _never_selected(ctx, eqn, x)
     operand, overrides = _aligned_window(ctx, eqn, ctx.fill(x, every, chosen), chosen)
-    data, _ = _aligned_window(ctx, eqn, ctx.fill(tangents, every, 0), zero(tangents.dtype))
+    data, _ = _aligned_window(ctx, eqn, tangents.data, zero(tangents.dtype))  # no padding is selected
     return ctx.bind(eqn, data, operand, **overrides)
 
 
