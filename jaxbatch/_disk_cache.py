@@ -67,14 +67,14 @@ class DiskCache:
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int = MAX_BYTES):
-        self._folder = Path(path).expanduser()
+        self._folder = Path(path).expanduser().absolute()  # whatever the working directory will be
         self._max_bytes = max_bytes
         self._warned: set[str] = set()
         self._reader = _Reader()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid"):
             status = self._folder.stat()
-            if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
+            if status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH:
                 raise ValueError(
                     f"cache_dir={str(path)!r} belongs to another user, or all may write to it. Programs "
                     f"found there would be run, so use a folder of your own: chmod 700."
@@ -120,13 +120,17 @@ class DiskCache:
             return
         header = {"program": program, "machine": machine(devices), "sha256": _digest(payload)}
         path = self._path(program, devices)
+        name = None
         try:
             with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".tmp", delete=False) as file:
+                name = file.name
                 file.write(_MAGIC + json.dumps(header).encode() + b"\n" + payload)
-            os.replace(file.name, path)
+            os.replace(name, path)
             self._evict()
         except OSError as error:
-            self._warn(f"{path}: a compiled program could not be stored. {error}")
+            with contextlib.suppress(OSError):
+                os.unlink(name or "")
+            self._warn(f"{self._folder}: compiled programs cannot be stored. {error}", once="store")
 
     def _path(self, program: str, devices: Sequence[Any]) -> Path:
         return self._folder / f"{program[:40]}-{_digest(json.dumps(machine(devices)).encode())[:16]}{_SUFFIX}"

@@ -83,6 +83,11 @@ def test_bad_rows_are_records_with_their_id(artifact, tmp_path):
         20: ('{"x": [1, null]}', "SpecError", "x[20]"),
         21: (json.dumps({"x": [1.0] * 33}), "OversizeError", "33"),
         22: ("[[1], [2, 3]]", "SpecError", "x[22]"),
+        23: ('{"x": ["NaN", 1]}', "SpecError", "x[23]"),
+        24: ('{"x": "NaN"}', "SpecError", "x[24]"),
+        25: ("NaN", "SpecError", "x[25]"),
+        26: ("{}", "KeyError", "has no x"),
+        27: ("", "ValueError", "line 28 is no JSON"),
     }
     for i, (line, *_) in bad.items():
         lines[i] = line
@@ -96,6 +101,22 @@ def test_bad_rows_are_records_with_their_id(artifact, tmp_path):
     assert {i for i, each in enumerate(found) if "error" in each} == set(bad)
     for i, (_, kind, words) in bad.items():
         assert found[i]["error"].startswith(kind) and words in found[i]["error"]
+
+
+@pytest.mark.parametrize("value", [None, [1.0, None]])
+def test_a_null_in_a_parquet_file_is_an_error_of_its_row_alone(artifact, tmp_path, value):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    xs: list[Any] = [x.tolist() for x in rows(40)]
+    xs[17] = value
+    ids = [f"r{i}" for i in range(40)]
+    pq.write_table(pa.table({"id": ids, "x": pa.array(xs, pa.list_(pa.float32()))}), tmp_path / "in.parquet")
+    target = tmp_path / "out.parquet"
+    assert main(["run", artifact, str(tmp_path / "in.parquet"), "-o", str(target), "--chunk", "16"]) == 3
+    table = pq.read_table(target).to_pydict()
+    assert table["id"] == ids
+    assert [i for i, error in enumerate(table["error"]) if error] == [17] and "x[17]" in table["error"][17]
+    for i in (0, 16, 18, 39):
+        assert_close(np.float32(table["double"][i]), 2 * np.float32(xs[i]))
 
 
 def test_a_nan_is_a_number_and_stays_at_home(artifact, tmp_path):
@@ -222,6 +243,32 @@ def test_a_kill_at_any_of_ten_random_moments_never_changes_a_byte(artifact, tmp_
         target.unlink()
     print(f"{kind}: {killed} of 10 killed before the end, {resumed} rows were not run again")
     assert killed >= 5 and resumed > 0
+
+
+def test_two_runs_of_one_output_do_not_disturb_each_other(artifact, tmp_path, capsys):
+    fcntl = pytest.importorskip("fcntl")
+    source, target = write_jsonl(tmp_path / "in.jsonl", [[1.0]] * 3), tmp_path / "out.jsonl"
+    (tmp_path / "out.jsonl.parts").mkdir()
+    with open(tmp_path / "out.jsonl.parts" / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["run", artifact, source, "-o", str(target)]) == 1
+        assert "another run is writing it" in capsys.readouterr().err
+    assert not target.exists()
+    assert main(["run", artifact, source, "-o", str(target)]) == 0
+    assert len(read_jsonl(target)) == 3 and not (tmp_path / "out.jsonl.parts").exists()
+
+
+def test_odd_places_are_no_obstacle(artifact, tmp_path, monkeypatch):
+    folder = tmp_path / "a folder, größer \u2603 'quoted'"
+    folder.mkdir()
+    (folder / "f.jbx").write_bytes(Path(artifact).read_bytes())
+    write_jsonl(folder / "in put.jsonl", [[1.0], [2.0, 3.0]])
+    monkeypatch.chdir(folder)
+    for command in ("inspect", "verify"):
+        assert main([command, "f.jbx"]) == 0
+    assert main(["run", "f.jbx", "in put.jsonl", "-o", "out put.jsonl", "--cache-dir", "ca che"]) == 0
+    assert [each["double"] for each in read_jsonl("out put.jsonl")] == [[2], [4, 6]]
+    assert len(list((folder / "ca che").glob("*.jbexe"))) == 1
 
 
 def test_parts_of_another_input_are_not_reused(artifact, tmp_path):

@@ -201,6 +201,33 @@ def test_compiler_flags_are_part_of_the_machine(monkeypatch):
     assert {name for name in before if before[name] != after[name]} == {"flags"}
 
 
+def test_where_nothing_can_be_stored_one_warning_says_so_and_all_runs(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_disk_cache.os, "replace", full)
+    with pytest.warns(UserWarning, match="compiled programs cannot be stored.*No space left") as caught:
+        assert len(batched(tmp_path)(EXAMPLES)) == 4
+    assert len(caught) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_removed_meanwhile_is_missed_with_one_warning(tmp_path):
+    run = batched(tmp_path / "cache")
+    (tmp_path / "cache").rmdir()
+    with pytest.warns(UserWarning, match="compiled programs cannot be stored") as caught:
+        run(EXAMPLES)
+    assert len(caught) == 1
+
+
+def test_the_working_directory_may_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = batched("cache")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run(EXAMPLES)
+    assert len(entries(tmp_path / "cache")) == 3 and not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_the_least_recently_used_entries_go_first(tmp_path):
     cache = DiskCache(tmp_path)
     for i, name in enumerate("abc"):

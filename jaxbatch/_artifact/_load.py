@@ -74,8 +74,7 @@ def _read(reader: Reader, where: str, runs: bool) -> tuple[Artifact, list[Weight
         kinds = {weight.name: (weight.dtype, weight.shape) for weight in weights if weight.source is None}
         arrays = read_tensors(reader.read(WEIGHTS), kinds)
         names = [program.part for variant in variants for program in _programs(variant)]
-        parts = {name: reader.read(name) for name in names}
-        reader.read(REFERENCES)  # they are used on demand, but no damage is passed over
+        parts = {name: reader.read(name) for name in (*names, REFERENCES)}
         host = [arrays.get(weight.name) for weight in weights]
         found = Artifact(where, manifest, spec, grid, costs, variants, host, parts, checkpoints)
         return found, weights
@@ -119,17 +118,16 @@ def references(artifact: Artifact) -> list[Reference]:
     Raises:
       ArtifactError: they are damaged.
     """
-    kinds = {
-        f"{i}/{side}/{j}": (dtype, shape)
-        for i, reference in enumerate(artifact.manifest["references"])
-        for side, column in zip(("in", "out"), reference, strict=True)
-        for j, (dtype, shape) in enumerate(column)
-    }
-    with Reader(artifact.path) as reader:
-        try:
-            arrays = read_tensors(reader.read(REFERENCES), kinds)
-        except (KeyError, TypeError, ValueError) as error:
-            raise artifact.error(f"its reference examples cannot be read: {error}.") from error
+    try:
+        kinds = {
+            f"{i}/{side}/{j}": (dtype, shape)
+            for i, reference in enumerate(artifact.manifest["references"])
+            for side, column in zip(("in", "out"), reference, strict=True)
+            for j, (dtype, shape) in enumerate(column)
+        }
+        arrays = read_tensors(artifact.parts[REFERENCES], kinds)
+    except (KeyError, TypeError, ValueError) as error:
+        raise artifact.error(f"its reference examples cannot be read: {error}.") from error
     return [
         (
             [arrays[f"{i}/in/{j}"] for j in range(len(inputs))],

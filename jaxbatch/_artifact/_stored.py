@@ -35,7 +35,7 @@ class Artifact:
       path: of the file, for messages.
       manifest: its JSON object.
       weights: on the host, each typed PRNG key as its raw data; or where their sharding puts them.
-      parts: the exported programs, not yet read, by the names of their parts.
+      parts: the exported programs, not yet read, and the references, by the names of their parts.
       checkpoints: those that have some of the weights.
       shardings: of each weight; None for the default device.
     """

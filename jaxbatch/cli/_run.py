@@ -4,7 +4,7 @@ Rows are taken in chunks of a fixed number, counted from the start of the input,
 each chunk. So which rows run together does not depend on where a run was interrupted, nor on measured times,
 and a rerun gives the same bytes. A chunk's results become a file in a folder beside the output, durably, and
 the output is made of these at the end. A rerun skips the chunks that are there, if input, artifact and
-options are the same.
+options are the same. The folder is locked while its run is alive, so that no two write to it.
 """
 
 import argparse
@@ -27,6 +27,13 @@ from .._costs import Costs
 from .._loaded import Loaded, load
 from ._results import ERROR, all_outputs, join, record, write_chunk
 from ._rows import FORMATS, Row, count_rows, format_of, read_rows
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two runs of one output are the user's to avoid
+    fcntl = None
+
+_LOCK = "lock"
 
 SOME_FAILED = 3
 """The exit code where every row has its record and some of these are errors."""
@@ -59,14 +66,15 @@ def run(args: argparse.Namespace) -> int:
     begin = time.perf_counter()
     loaded = load(args.artifact, frozen=False, costs=Costs(), cache_dir=args.cache_dir)
     folder = Path(f"{args.output}.parts")
-    _prepare(folder, _job(args, loaded, reading, writing))
-    rows = read_rows(args.input, reading, loaded.artifact.spec.names)
-    wanted = not args.no_progress and sys.stderr.isatty()
-    bar = _progress.progress_bar(wanted, loaded.engine.where, count_rows(args.input, reading))
-    counts = _run_chunks(loaded, rows, folder, writing, args.chunk, bar)
-    chunks = sorted(folder.glob("chunk-*.part"))
-    join(Path(args.output), writing, chunks[: counts["chunks"]])
-    shutil.rmtree(folder)
+    with _locked(folder, args.output):
+        _prepare(folder, _job(args, loaded, reading, writing))
+        rows = read_rows(args.input, reading, loaded.artifact.spec.names)
+        wanted = not args.no_progress and sys.stderr.isatty()
+        bar = _progress.progress_bar(wanted, loaded.engine.where, count_rows(args.input, reading))
+        counts = _run_chunks(loaded, rows, folder, writing, args.chunk, bar)
+        chunks = sorted(folder.glob("chunk-*.part"))
+        join(Path(args.output), writing, chunks[: counts["chunks"]])
+        shutil.rmtree(folder)
     summary = {**counts, "batches": _batch_sizes(loaded), "seconds": round(time.perf_counter() - begin, 3)}
     if args.summary:
         Path(args.summary).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -141,10 +149,23 @@ def _prepare(folder: Path, job: dict[str, Any]) -> None:
     except (OSError, ValueError):
         same = False
     if not same:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        for path in folder.iterdir():
+            if path.name != _LOCK:
+                path.unlink()
         _write_note(note, job)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, output: str) -> Iterator[None]:
+    """Make the folder, and hold it for this process alone, until the block or the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / _LOCK, "w", encoding="utf-8") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{output}: another run is writing it. Wait for it, or end it.") from None
+        yield
 
 
 def _write_note(path: Path, data: dict[str, Any]) -> None:
