@@ -45,6 +45,7 @@ _FLAGS = (
     "jax_xla_profile_version",
 )
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_READERS = 2  # reading is mostly waiting for the linker's own threads
 _STALE = 3600.0  # seconds after which a file that was never renamed belongs to a process that died
 
 
@@ -170,7 +171,7 @@ class DiskCache:
 
 
 class _Reader:
-    """One thread that reads files ahead, in the order in which it is told of them."""
+    """Threads that read files ahead, in the order in which they are told of them."""
 
     def __init__(self):
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
@@ -179,11 +180,11 @@ class _Reader:
 
     def begin(self, path: Path, read: Callable[[], Any]) -> None:
         """Read a file in the background, once."""
-        if self._process != os.getpid():  # the thread stayed behind where this process was forked off
+        if self._process != os.getpid():  # the threads stayed behind where this process was forked off
             self.__init__()
         if path not in self._coming:
             # Idle threads end with this object, or with the interpreter.
-            self._pool = self._pool or concurrent.futures.ThreadPoolExecutor(1, "jaxbatch-cache")
+            self._pool = self._pool or concurrent.futures.ThreadPoolExecutor(_READERS, "jaxbatch-cache")
             self._coming[path] = self._pool.submit(read)
 
     def get(self, path: Path, read: Callable[[], Any]) -> Any:
@@ -223,6 +224,15 @@ def _unpack(data: bytes, program: str, expected: dict[str, str], devices: Sequen
 def program_digest(*parts: Any) -> str:
     """Return a digest of texts that together say what is compiled."""
     return _digest("\0".join(map(str, parts)).encode())
+
+
+@functools.cache
+def library() -> str:
+    """Return a digest of the source of this library."""
+    digest, root = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def machine(devices: Sequence[Any]) -> dict[str, str]:

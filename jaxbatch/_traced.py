@@ -20,9 +20,10 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from ._batch import Residuals, pad_and_stack, unstack
-from ._disk_cache import DiskCache
+from ._disk_cache import DiskCache, devices_of, library, program_digest
 from ._executables import Key, Signature, compile_program
 from ._grid import Bucket, Grid
+from ._identity import symbolic_text
 from ._mask import Masked
 from ._program import Bounds, Program, evaluate_shape, symbolic_dims, trace
 from ._shared import Shared
@@ -171,10 +172,17 @@ class Traced(abc.ABC):
         """Compile the program for a bucket, or find it on disk; see `compile_program`."""
         run = self.run(bucket)
         run.__name__ = re.sub(r"\W", "_", self.name)  # what JAX's own logs call it
-        return compile_program(run, *self.avals(bucket), disk=disk)
+        known = None if disk is None else self.known(bucket)
+        return compile_program(run, *self.avals(bucket), disk=disk, known=known)
 
-    def expect(self, bucket: Bucket, disk: DiskCache) -> None:  # noqa: B027  (most have nothing to do)
-        """Begin to read the program for a bucket from disk, where it can be known without tracing."""
+    def known(self, bucket: Bucket) -> tuple[str, Sequence[Any]] | None:
+        """Return a digest of the program for a bucket and its devices, if these are known before lowering."""
+        return None
+
+    def expect(self, bucket: Bucket, disk: DiskCache) -> None:
+        """Begin to read the program for a bucket from disk, if it is known and there."""
+        if (known := self.known(bucket)) is not None:
+            disk.expect(*known)
 
     def avals(self, bucket: Bucket) -> tuple[Any, ...]:
         """Return shapes and dtypes of a program's arguments."""
@@ -283,6 +291,22 @@ class PerExample(Traced):
     @functools.cached_property
     def text(self) -> str:  # noqa: D102
         return program_text(self.program)
+
+    def known(self, bucket: Bucket) -> tuple[str, Sequence[Any]] | None:  # noqa: D102
+        if self.is_exact or self._symbolic_text is None:
+            return None
+        arrays = [leaf.sharding for leaf in self.shared.signature]
+        devices = devices_of([*arrays, *(c.sharding for c in self._consts if c.committed)])
+        if devices is None or len(devices) > 1:  # how a program is split may depend on its sizes
+            return None
+        given = library(), dict(bucket), dict(self.ladders), self.avals(bucket)
+        return program_digest(self._symbolic_text, *given), devices
+
+    @functools.cached_property
+    def _symbolic_text(self) -> str | None:
+        if not self.moves:
+            return None
+        return symbolic_text(self.program, self.run, self.dims, self.shared.avals())
 
     def run(self, bucket: Mapping[str, Any]) -> Callable[..., Any]:  # noqa: D102
         sizes, floors = {}, {}

@@ -149,7 +149,7 @@ def test_what_is_expected_is_read_once_in_the_background(tmp_path, monkeypatch):
     assert not cache.expect("none", DEVICES)
     for name in "bac":
         assert cache.load(name, DEVICES)(np.ones(3, np.float32))[0] == 2
-    assert threads == ["jaxbatch-cache_0"] * 2 + ["MainThread"]
+    assert [name.startswith("jaxbatch-cache") for name in sorted(threads)] == [False, True, True]
 
 
 def test_what_is_expected_and_damaged_is_a_miss_with_a_warning_where_it_is_needed(tmp_path):

@@ -34,7 +34,7 @@ LAYERS = (
     ("_tables", "_timing", "_counts", "_waits", "_explanation"),
     ("_batch",),
     ("_branches", "_closed_over", "_program", "_mask", "_pack", "_split", "_padded_batch"),
-    ("_disk_cache", "_executables"),
+    ("_disk_cache", "_executables", "_identity"),
     ("_closures", "_shared", "_statistics", "_traced", "_packed_rows", "_outputs", "_self_masking"),
     ("_functions",),
     ("_measure", "_work", "_flights", "_pipeline", "_engine", "_layouts", "_calls", "_ahead"),

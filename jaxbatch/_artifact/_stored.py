@@ -243,7 +243,7 @@ class StoredTraced(Traced):
         run = self.run(bucket)
         run.__name__ = "stored"
         try:
-            return compile_program(run, *self.avals(bucket), disk=disk, known=self._known(bucket))
+            return compile_program(run, *self.avals(bucket), disk=disk, known=self.known(bucket))
         except ArtifactError:
             raise
         except Exception as error:
@@ -252,12 +252,7 @@ class StoredTraced(Traced):
                 f"its program for {dict(bucket)} cannot be compiled here. {type(error).__name__}: {first}"
             ) from error
 
-    def expect(self, bucket: Bucket, disk: DiskCache) -> None:  # noqa: D102
-        if (known := self._known(bucket)) is not None:
-            disk.expect(*known)
-
-    def _known(self, bucket: Bucket) -> tuple[str, Sequence[Any]] | None:
-        """Return the digest of the program for a bucket, known without a trace, and its devices."""
+    def known(self, bucket: Bucket) -> tuple[str, Sequence[Any]] | None:  # noqa: D102
         program = self._program(bucket)
         shardings = [self.artifact.shardings[i] for i in program.weights]
         outputs = self.outputs.dtypes, self.outputs.shapes
