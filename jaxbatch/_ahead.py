@@ -171,8 +171,9 @@ class Ahead:
         while True:
             grid = self._engine.grid_for(lengths)
             planned = plan_lists(self._engine, {layout: traced}, lengths, grid, frozen=False)
+            missing = planned.missing
             self._prepare(traced, dict.fromkeys(job.bucket for job in planned.jobs), shared, measure)
-            if not planned.missing:
+            if not missing:
                 return
 
     def _prepare(self, traced: Traced, buckets: Iterable[Bucket], shared: Shared, measure: bool) -> None:

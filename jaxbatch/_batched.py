@@ -474,7 +474,8 @@ def batched(
         used. What is read from it is run, so others must not be able to write to it.
       layout: how examples of lists lie in rows. "padded": each in a row of its own. "packed": as many in one
         as there is room for, with no padding between them; the sizes of the grid are then those of rows, and
-        `len(grid.packed)` bounds the programs. "auto": the layout that is predicted to take less, for each
+        `len(grid.packed)` bounds the programs, of which one more, padded, runs what has to run again (one for
+        each size where Python branches on it). "auto": the layout that is predicted to take less, for each
         call (or window of `map`), by measured costs after `warm_up`, else by the operations of the programs;
         `explain` and the statistics say which and why. A function that cannot be packed is padded, and the
         notes of the statistics say why; so are examples in a row with one whose numbers are not finite,

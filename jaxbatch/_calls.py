@@ -165,18 +165,24 @@ class Call:
             if len(inside):
                 lengths, frozen = rows.lengths[inside], self._policy.frozen
                 planned = plan_lists(self._engine, traces, lengths, grid, frozen=frozen)
-                self._engine.recorder.add_layout(planned.layout, len(inside), planned.reason)
+                if self._engine.layout != "padded":
+                    self._engine.recorder.add_layout(planned.layout, len(inside), planned.reason)
                 assert planned.traced is not None
                 self._pipeline.expect(planned.traced, [job.bucket for job in planned.jobs])
                 for job in planned.jobs:
                     yield rows.work(planned.traced, job.bucket, inside[list(job.indices)], job.used)
 
     def _again(self, work: Work, places: Sequence[int]) -> Iterator[Work]:
-        """Yield the batches of examples of a batch whose results do not count."""
-        traced, own = work.traced.again, list(places)
-        assert self._engine.grid is not None
-        means = self._engine.means(traced, frozen=self._policy.frozen)
-        for job in plan(work.lengths[own], self._engine.grid, means):
+        """Yield the batches of examples of a batch whose results do not count.
+
+        It is rare, so that they run by programs that exist, or by one new one that holds them all.
+        """
+        traced, own, engine = work.traced.again, list(places), self._engine
+        assert engine.grid is not None
+        ready = frozenset([*engine.programs(traced), *work.traced.spare(None)])
+        means = engine.means(traced, frozen=self._policy.frozen)
+        means = dataclasses.replace(means, ready=ready, frozen=True)
+        for job in plan(work.lengths[own], engine.grid, means):
             part = [own[i] for i in job.indices]
             indices, examples = tuple([work.indices[k] for k in part]), [work.examples[k] for k in part]
             yield Work(work.window, traced, job.bucket, indices, examples, work.lengths[part])

@@ -5,12 +5,13 @@ no batch was measured is compared by the work of its programs, counted at a few 
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Set
 
 import numpy as np
 
 from ._engine import Engine
-from ._grid import Grid
+from ._grid import Bucket, Grid
 from ._packed_plan import plan_packed
 from ._plan import Job, Means, plan
 from ._search import REUSE
@@ -27,7 +28,7 @@ class Planned:
       layout: "padded" or "packed".
       traced: None where the function is not traced yet.
       means: what was planned by.
-      missing: how many of the programs do not exist yet.
+      programs: returns the buckets whose programs exist.
       reason: why it is this layout, where there was a choice.
     """
 
@@ -35,8 +36,13 @@ class Planned:
     traced: Traced | None
     jobs: list[Job]
     means: Means
-    missing: int
+    programs: Callable[[], Set[Bucket]]
     reason: str | None = None
+
+    @functools.cached_property
+    def missing(self) -> int:
+        """How many of the programs do not exist yet, or did not when this was first asked."""
+        return len({job.bucket for job in self.jobs} - self.programs())
 
     @property
     def seconds(self) -> float | None:
@@ -68,11 +74,11 @@ def _planned(
     engine: Engine, layout: str, traced: Traced | None, lengths: np.ndarray, grid: Grid, *, frozen: bool
 ) -> Planned:
     if traced is None:
-        means, programs = Means(engine.costs.of(packed=layout == "packed")), frozenset()
+        means, programs = Means(engine.costs.of(packed=layout == "packed")), frozenset
     else:
-        means, programs = engine.means(traced, frozen=frozen), engine.programs(traced).keys()
-    jobs = PLANNERS[layout](lengths, grid, means)
-    return Planned(layout, traced, jobs, means, len({job.bucket for job in jobs} - programs))
+        means = engine.means(traced, frozen=frozen)
+        programs = lambda: engine.programs(traced).keys()  # noqa: E731  (asking takes time, and few need it)
+    return Planned(layout, traced, PLANNERS[layout](lengths, grid, means), means, programs)
 
 
 def _better(engine: Engine, padded: Planned, packed: Planned) -> Planned:

@@ -20,6 +20,9 @@ from ._mask._context import Context
 from ._pack import Packed, Value, form
 from ._traced import PerExample, Traced
 
+AGAIN_ROWS = 8
+"""How many examples, at least, run again together, if the grid has such rows: about those of one row."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedResiduals(Residuals):
@@ -110,7 +113,9 @@ class PackedRows(PerExample):
         ladder = self.grid.ladders[0]
         top = next(i for i, size in enumerate(ladder) if size >= (longest or ladder[-1]))
         sizes = ladder[top : top + 1] if self.padded.moves else ladder[: top + 1]
-        return [Bucket(rows=self.grid.rows_for([size])[0], **{self._dim: size}) for size in sizes]
+        rows = [self.grid.rows_for([size]) for size in sizes]
+        few = [next((r for r in own if r >= AGAIN_ROWS), own[-1]) for own in rows]
+        return [Bucket(rows=r, **{self._dim: size}) for r, size in zip(few, sizes, strict=True)]
 
     # --- the host side ---
 

@@ -122,7 +122,9 @@ def _turns_on_rounding(program: Program) -> bool:
     return not all(np.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True) for a, b in pairs)
 
 
-def same_failure(verdict: Verdict, gradients: bool) -> Callable[[Program], bool]:
+def same_failure(
+    verdict: Verdict, gradients: bool, check: Callable[..., Verdict] = check
+) -> Callable[[Program], bool]:
     """Return a test whether another program fails in the same way, for shrinking."""
 
     def kind(v: Verdict) -> tuple[str, str, str]:

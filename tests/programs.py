@@ -239,17 +239,24 @@ def _placed(shape: Sequence[Any], onto: Sequence[Any]) -> list[int] | None:
 Op = Callable[[Draw], tuple[str, Sequence[Value]]]
 
 
-def generate(seed: int, ops: Mapping[str, tuple[float, Op]], refused: Counter[str] | None = None) -> Program:
+def generate(
+    seed: int,
+    ops: Mapping[str, tuple[float, Op]],
+    refused: Counter[str] | None = None,
+    *,
+    most_dims: int = 2,
+) -> Program:
     """Draw a program.
 
     Args:
       seed: the same seed, operations and JAX version give the same program.
       ops: weight and maker of each operation.
       refused: counts, by operation, what JAX could not trace at symbolic sizes.
+      most_dims: of the ragged dims `n` and `m`.
     """
     draw = Draw(seed)
     rng = draw.rng
-    dims = ["n", "m"] if rng.random() < 0.5 else ["n"]
+    dims = (["n", "m"] if rng.random() < 0.5 else ["n"])[:most_dims]
     sizes = {"n": rng.choice([6, 7, 8]), "m": rng.choice([4, 5])}
     sizes = {dim: sizes[dim] for dim in dims}
     constraints = [c for d, k in sizes.items() for c in (f"{d} >= 1", f"{d} <= {k}")]

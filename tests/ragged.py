@@ -5,7 +5,7 @@ Inputs are NumPy and the oracle is jitted, since every eager operation compiles 
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -75,10 +75,11 @@ def assert_exact(
     poisons: Sequence[float] = POISONS,
     bound: float | None = None,
     expected: Sequence[Any] | None = None,
+    layout: Literal["padded", "packed"] = "padded",
 ) -> jb.Batched:
     """Check that batching `f` gives what `f` does on each example, bit for bit alike under all poisons."""
     expected = unpadded(f, *args, in_axes=in_axes) if expected is None else expected
-    run = jb.batched(f, in_axes, spec=spec, grid=grid)
+    run = jb.batched(f, in_axes, spec=spec, grid=grid, layout=layout)
     first: list[Any] = []
     for poison in poisons:
         with padding_value(poison):

@@ -77,6 +77,9 @@ def test_an_example_with_something_not_finite_does_not_reach_its_row_mates():
     for i, (a, b) in enumerate(zip(got, unpadded(attend, W, xs, in_axes=(None, 0)), strict=True)):
         assert_close(a, b, f"example {i}")
     assert np.isnan(got[1]["vector"]).all() and np.isfinite(got[0]["vector"]).all()
+    done = run.statistics()
+    assert done.run_again == 2 and done.examples == 3
+    assert [bucket.segments for bucket in done.buckets] == [None, 2] and done.compiles == 2
 
 
 def test_examples_of_no_cell_and_errors_have_their_places():

@@ -2,6 +2,7 @@
 
     python -m tools.fuzz_programs --num 10000 --grads 2000            # seeds 0 to 9999
     python -m tools.fuzz_programs --seed 4200 --num 1 --show          # one program, printed
+    python -m tools.fuzz_programs --packed --num 10000                # `jb.pack` instead, of one ragged dim
 
 A seed is a program, so a run is resumed by starting at a later seed. Programs run in worker processes, which
 are replaced now and then (compiled programs are never freed entirely) and when a program hangs or kills
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +33,25 @@ HANG = 300.0  # seconds that one program may take, on a machine with other work;
 # --- a worker: seeds in, one JSON line each out ------------------------------------------------------
 
 
-def work(first: int, num: int, share: float, show: bool) -> None:
+def work(first: int, num: int, share: float, show: bool, packed: bool) -> None:
     """Check programs one after another; print a line before and after each."""
     sys.path.insert(0, str(ROOT / "tests"))
     import jax
+    import pack_check  # pyright: ignore[reportMissingImports]
     import program_check  # pyright: ignore[reportMissingImports]  (a helper of the tests, put on the path above)
     import program_ops  # pyright: ignore[reportMissingImports]
     import program_shrink  # pyright: ignore[reportMissingImports]
     import programs  # pyright: ignore[reportMissingImports]
 
+    check = pack_check.check if packed else program_check.check
     jax.config.update("jax_default_matmul_precision", "highest")
     for seed in range(first, first + num):
         _say({"begin": seed})
         faulthandler.dump_traceback_later(HANG, exit=True)
         untraceable: Counter[str] = Counter()
-        program = programs.generate(seed, program_ops.OPS, untraceable)
+        program = programs.generate(seed, program_ops.OPS, untraceable, most_dims=1 if packed else 2)
         gradients = int(seed * share) != int((seed + 1) * share)  # spread evenly over the seeds
-        verdict = program_check.check(program, gradients=gradients)
+        verdict = check(program, gradients=gradients)
         common = {
             "gradients": gradients,
             "untraceable": untraceable,
@@ -56,8 +60,8 @@ def work(first: int, num: int, share: float, show: bool) -> None:
         if verdict.failed:
             _say({"failed": seed, **common, "listing": program.listing(), **vars(verdict)})
             faulthandler.dump_traceback_later(HANG, exit=True)
-            program = program_shrink.shrink(program, program_check.same_failure(verdict, gradients))
-            verdict = program_check.check(program, gradients=gradients)
+            program = program_shrink.shrink(program, program_check.same_failure(verdict, gradients, check))
+            verdict = check(program, gradients=gradients)
         faulthandler.cancel_dump_traceback_later()
         reported = verdict.failed or verdict.status == "unsure" or show
         _say({"end": seed, **common, "listing": program.listing() if reported else "", **vars(verdict)})
@@ -139,23 +143,23 @@ def lost(seed: int, trace: str) -> dict[str, Any]:
 
 
 def supervise(
-    todo: "queue.Queue[tuple[int, int]]", results: "queue.Queue[Any]", share: float, show: bool
+    todo: "queue.Queue[tuple[int, int]]", results: "queue.Queue[Any]", options: Sequence[str]
 ) -> None:
-    """Run workers over ranges of seeds until none is left."""
+    """Run workers over ranges of seeds until none is left; `options` are passed on to them."""
     while True:
         try:
             first, num = todo.get_nowait()
         except queue.Empty:
             return results.put(None)
         while num > 0:
-            done = _run_worker(first, num, share, show, results)
+            done = _run_worker(first, num, options, results)
             first, num = first + done, num - done
 
 
-def _run_worker(first: int, num: int, share: float, show: bool, results: "queue.Queue[Any]") -> int:
+def _run_worker(first: int, num: int, options: Sequence[str], results: "queue.Queue[Any]") -> int:
     """Run one worker and return how many seeds it dealt with, one that it died of included."""
     command = [sys.executable, "-m", "tools.fuzz_programs", "--worker", f"--seed={first}", f"--num={num}"]
-    command += [f"--share={share}", *(["--show"] if show else [])]
+    command += options
     env = {"JAX_PLATFORMS": "cpu", **os.environ}
     worker = subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -193,6 +197,9 @@ def main() -> int:
     parser.add_argument(
         "--grads", type=int, default=0, help="for how many of them gradients are compared too"
     )
+    parser.add_argument(
+        "--packed", action="store_true", help="compare `jb.pack` on programs of one ragged dim"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="worker processes at a time")
     parser.add_argument("--show", action="store_true", help="print every program")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -200,7 +207,7 @@ def main() -> int:
     args = parser.parse_args()
     share = args.share if args.share is not None else min(args.grads / max(args.num, 1), 1)
     if args.worker:
-        work(args.seed, args.num, share, args.show)
+        work(args.seed, args.num, share, args.show, args.packed)
         return 0
 
     todo: queue.Queue[tuple[int, int]] = queue.Queue()
@@ -208,7 +215,8 @@ def main() -> int:
     for first in range(args.seed, args.seed + args.num, SEEDS_PER_WORKER):
         todo.put((first, min(SEEDS_PER_WORKER, args.seed + args.num - first)))
     for k in range(args.jobs):
-        arguments = (todo, results, share, args.show)
+        options = [f"--share={share}", *[f"--{name}" for name in ("show", "packed") if vars(args)[name]]]
+        arguments = (todo, results, options)
         threading.Thread(target=supervise, args=arguments, name=f"worker {k}", daemon=True).start()
     tally, running, shown = Tally(args.num), args.jobs, 0.0
     while running:

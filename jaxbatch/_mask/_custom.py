@@ -2,7 +2,8 @@
 
 For kernels that take lengths, and for functions whose padded form the rules do not know or do slowly.
 Called at fixed sizes the function is itself. In a symbolic trace it becomes one equation, and the rule of
-that equation calls the padded version. Derivatives are those of the function itself, masked by rule.
+that equation calls the padded version, or the one for packed rows. Derivatives are those of the function
+itself, masked by rule.
 """
 
 import functools
@@ -31,6 +32,7 @@ class CustomPadding:
         self._f = f
         self._fill = fill
         self._padded: Callable[..., Any] | None = None
+        self._packed: Callable[..., Any] | None = None
 
     def defpadded(self, padded: Callable[..., Any]) -> Callable[..., Any]:
         """Set the padded version, `padded(lengths, *args)`; usable as a decorator.
@@ -43,10 +45,27 @@ class CustomPadding:
         self._padded = padded
         return padded
 
+    def defpacked(self, packed: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the version for packed rows, `packed(segments, *args)`; usable as a decorator.
+
+        `segments` has the structure of `args` with a tuple in the place of each array: along every ragged
+        axis the segment of each cell, int32 [cells] with -1 where there is none, and None along the others.
+        So an attention kernel that skips foreign blocks gets what it needs. The cells of a segment are
+        adjacent. Each output must have one or two ragged axes, with as many cells as the row has for its
+        size, and equal the function on each segment; it may hold anything elsewhere. Numbers that are not
+        finite arrive as zeros, and the examples of such a row run again, padded.
+
+        It is used where every argument is ragged or shared by all examples; else, and without it, segments
+        are padded and the padded version runs.
+        """
+        self._packed = packed
+        return packed
+
     def __call__(self, *args: Any) -> Any:
         """Call the function; keyword arguments go through `functools.partial`."""
         leaves, tree = jax.tree.flatten(args)
-        if self._padded is None or not any(mentions_dims(jnp.shape(leaf)) for leaf in leaves):
+        has_versions = self._padded is not None or self._packed is not None
+        if not has_versions or not any(mentions_dims(jnp.shape(leaf)) for leaf in leaves):
             return self._f(*args)
         closed, out = jax.make_jaxpr(lambda *xs: self._f(*tree.unflatten(xs)), return_shape=True)(*leaves)
         jaxpr = jex_core.ClosedJaxpr(_compat.consts_as_inputs(closed), [])
@@ -54,7 +73,8 @@ class CustomPadding:
             *closed.consts,
             *leaves,
             jaxpr=jaxpr,
-            padded=_Padded(self._padded, tree, len(closed.consts)),
+            padded=self._padded and _Version(self._padded, tree, len(closed.consts)),
+            packed=self._packed and _Version(self._packed, tree, len(closed.consts)),
             fill=self._fill,
         )
         return jax.tree.unflatten(jax.tree.structure(out), outs)
@@ -86,26 +106,29 @@ def custom_padding(f: Callable[..., Any] | None = None, *, fill: int | float | N
     return CustomPadding(f, fill)
 
 
-class _Padded:
-    """A padded version over flat leaves, of which the first `num_consts` are not its arguments."""
+class _Version:
+    """A version over flat leaves, of which the first `num_consts` are not its arguments.
+
+    It is called with what it is told of each axis of each leaf, and the leaves.
+    """
 
     def __init__(self, f: Callable[..., Any], tree: Any, num_consts: int):
         self._f, self._tree, self._num_consts = f, tree, num_consts
 
-    def __call__(self, lengths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Any]:
-        own = [part[self._num_consts :] for part in (lengths, leaves)]
+    def __call__(self, axes: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Any]:
+        own = [part[self._num_consts :] for part in (axes, leaves)]
         return jax.tree.leaves(self._f(self._tree.unflatten(own[0]), *self._tree.unflatten(own[1])))
 
 
 # --- the equation ----------------------------------------------------------------------------------
 
 
-def _inline(*operands: Any, jaxpr: Any, padded: Any, fill: Any) -> Any:
+def _inline(*operands: Any, jaxpr: Any, **_: Any) -> Any:
     return jex_core.jaxpr_as_fun(jaxpr)(*operands)
 
 
 @custom_padding_p.def_abstract_eval
-def _abstract(*_: Any, jaxpr: Any, padded: Any, fill: Any) -> Any:
+def _abstract(*operands: Any, jaxpr: Any, **_: Any) -> Any:
     return jaxpr.out_avals
 
 
@@ -114,20 +137,21 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     return jax.jvp(functools.partial(_inline, **params), tuple(primals), tuple(zeros))
 
 
-def _batch(args: Any, dims: Any, *, jaxpr: Any, padded: Any, fill: Any) -> Any:
-    """Under `vmap`, both versions are batched; the batch axis has no length of its own."""
+def _batch(args: Any, dims: Any, *, jaxpr: Any, padded: Any, packed: Any, fill: Any) -> Any:
+    """Under `vmap`, all versions are batched; they are told nothing of the batch axis."""
     axes = list(dims)  # None where an operand is not batched
     batched = jax.vmap(jex_core.jaxpr_as_fun(jaxpr), in_axes=tuple(axes))
     closed = jax.make_jaxpr(batched)(*(jax.ShapeDtypeStruct(jnp.shape(a), a.dtype) for a in args))
 
-    def padded_rows(lengths: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Any]:
+    def rows(version: Any, known: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> list[Any]:
         own = [
-            tuple(size for a, size in enumerate(part) if a != axis)
-            for part, axis in zip(lengths, axes, strict=True)
+            tuple(each for a, each in enumerate(part) if a != axis)
+            for part, axis in zip(known, axes, strict=True)
         ]
-        return jax.vmap(lambda *xs: padded(own, xs), in_axes=tuple(axes))(*leaves)
+        return jax.vmap(lambda *xs: version(own, xs), in_axes=tuple(axes))(*leaves)
 
-    outs = custom_padding_p.bind(*args, jaxpr=closed, padded=padded_rows, fill=fill)
+    versions = [version and functools.partial(rows, version) for version in (padded, packed)]
+    outs = custom_padding_p.bind(*args, jaxpr=closed, padded=versions[0], packed=versions[1], fill=fill)
     return outs, [0] * len(outs)
 
 
@@ -140,6 +164,8 @@ mlir.register_lowering(custom_padding_p, mlir.lower_fun(_inline, multiple_result
 @define("custom_padding", "user", note="the user's own padded version")
 def _custom_padding(ctx: Context, eqn: Any, *xs: Padded) -> Any:
     fill = eqn.params["fill"]
+    if eqn.params["padded"] is None:
+        return ctx.call(eqn, *_compat.open_jaxpr(eqn.params["jaxpr"]), xs)
     data = [
         x.data if fill is None else ctx.fill(x, range(len(x.shape)), np.asarray(fill, x.dtype)) for x in xs
     ]

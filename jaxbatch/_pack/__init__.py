@@ -5,6 +5,7 @@ interpreted), the rules by family, `_transform` (the function that comes out, wi
 """
 
 from . import (  # noqa: F401
+    _custom,
     _elementwise,
     _index,
     _loops,

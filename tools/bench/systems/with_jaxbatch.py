@@ -1,8 +1,10 @@
-"""jaxbatch on the function of one text, with powers of two or with a ladder fitted to the lengths."""
+"""jaxbatch on the function of one text: powers of two, a ladder fitted to the lengths, or packed rows."""
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import jaxbatch as jb
 
@@ -25,7 +27,13 @@ def jobs_file(settings: Settings, ladder: int | None) -> Path:
 
 
 class Jaxbatch(System):
-    """`jb.batched` of the function of one text, planned anew in every pass."""
+    """`jb.batched` of the function of one text, planned anew in every pass.
+
+    Attributes:
+      leaves_batches: whether the loop that is written by hand takes them over.
+    """
+
+    leaves_batches = True
 
     def __init__(self, settings: Settings, ladder: int | None, measured: bool = False, streams: int = 1):
         super().__init__(settings)
@@ -33,9 +41,13 @@ class Jaxbatch(System):
 
     def load(self, workload: Workload) -> None:
         model, self._params = encoder(self.settings)
-        grid = grid_of(self._ladder, workload, self.settings)
-        self._batched = jb.batched(model.embed, (None, 0), grid=grid, streams=self._streams)
+        self._batched = self.batched(model.embed, workload)
         self._passes = 0
+
+    def batched(self, embed: Callable[..., Any], workload: Workload) -> jb.Batched:
+        """Return the batched function."""
+        grid = grid_of(self._ladder, workload, self.settings)
+        return jb.batched(embed, (None, 0), grid=grid, streams=self._streams)
 
     def run(self, workload: Workload) -> Answers:
         whole = len(workload.items) > 1
@@ -50,13 +62,14 @@ class Jaxbatch(System):
     def _note(self, workload: Workload) -> None:
         planned = self._batched.explain(workload.lengths, self._params)
         jobs = [(job.bucket["n"], job.bucket["rows"], list(job.indices)) for job in planned.jobs]
-        if not self._measured and self._streams == 1:
+        if not self._measured and self._streams == 1 and self.leaves_batches:
             jobs_file(self.settings, self._ladder).write_text(json.dumps(jobs))
         total = planned.total
         self.padded_cells = total.padded_cells + total.filler_cells
         self.programs = self._batched.statistics().compiles
         self.details["sizes"] = list(self._batched.grid.sizes["n"]) if self._batched.grid else []
         self.details["filler share"] = total.filler_cells / self.padded_cells
+        self.details["layout"] = " ".join(filter(None, [planned.layout, planned.layout_reason]))
         self._before = self._batched.statistics().time
         self._passes_before = self._passes + 1
 
@@ -65,3 +78,25 @@ class Jaxbatch(System):
         before, after = (dataclasses.asdict(t) for t in (self._before, self._batched.statistics().time))
         passes = max(self._passes - self._passes_before, 1)
         self.details["time"] = {name: (after[name] - before[name]) / passes for name in after}
+
+
+class Packed(Jaxbatch):
+    """Several texts in each row of `sizes` cells; with "auto", where that is predicted to take less."""
+
+    leaves_batches = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        sizes: tuple[int, ...],
+        measured: bool = False,
+        layout: Literal["packed", "auto"] = "packed",
+        streams: int = 1,
+    ):
+        super().__init__(settings, None, measured, streams)
+        self._sizes = sizes
+        self._layout: Literal["packed", "auto"] = layout
+
+    def batched(self, embed: Callable[..., Any], workload: Workload) -> jb.Batched:  # noqa: D102
+        grid = jb.Grid(n=list(self._sizes), rows=(1, 128), max_cells=self.settings.budget)
+        return jb.batched(embed, (None, 0), grid=grid, streams=self._streams, layout=self._layout)
