@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from .. import _turns
 from .._engine import Engine
 from .._errors import MaskError
 from .._executables import KeyTakenError
@@ -106,7 +107,8 @@ class Compiler:
                 kind, bucket = asked
                 error = None
                 try:
-                    self._make(kind, bucket)
+                    with _turns.giving():
+                        self._make(kind, bucket)
                 except Exception as caught:
                     error = caught
                 if bucket is None:
