@@ -2,10 +2,8 @@
 
 import asyncio
 import concurrent.futures
-import itertools
 import threading
 import time
-import types
 
 import jax
 import numpy as np
@@ -219,23 +217,6 @@ def test_several_dispatchers_share_a_device():
         assert len(gate.batches) == 1, "the device is busy for both"
         gate.open()
         assert (first.result(**WAIT), second.result(**WAIT)) == (1, 2)
-
-
-def test_the_compile_thread_gives_way_between_operations_and_no_other_thread_does(monkeypatch):
-    from jaxbatch import _turns
-
-    pauses: list[str] = []
-    clock = itertools.count()
-    time = types.SimpleNamespace(
-        sleep=lambda _: pauses.append(threading.current_thread().name), perf_counter=lambda: next(clock)
-    )
-    monkeypatch.setattr(_turns, "time", time)
-    run = jb.batched(centre, spec=VECTOR, grid=jb.Grid(n=[4, 16], rows=[1]))
-    run(normal(3))
-    assert pauses == []
-    with run.dispatcher() as d:
-        d.submit(normal(9)[0]).result(**WAIT)
-    assert len(pauses) > 1 and all(name.startswith("jaxbatch compile") for name in pauses)
 
 
 # --- coroutines -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 
 # From the bottom up. Modules of one row may import each other, as long as that makes no circle.
 LAYERS = (
-    ("_errors", "_compat", "_turns"),
+    ("_errors", "_compat"),
     (
         "_fit",
         "_grid",
@@ -60,13 +60,11 @@ LAYERS = (
 ONLY_IN = {
     "jax._src": {"_compat"},
     # `_compat` keeps its JAX hook per thread, and `_statistics` counts for all of them.
-    "threading": {"_compat", "_executables", "_engine", "_statistics", "_dispatch", "_turns"},
+    "threading": {"_compat", "_executables", "_engine", "_statistics", "_dispatch"},
     "concurrent": {"_disk_cache", "_executables", "_flights", "_dispatch"},
     "queue": {"_errors", "_dispatch"},  # `_errors` derives from `queue.Full`
     # Compile times, costs and statistics are in seconds, and the dispatcher has a clock.
-    "time": {
-        *("_disk_cache", "_executables", "_measure", "_dispatch", "_flights", "_pipeline", "cli", "_turns"),
-    },
+    "time": {"_disk_cache", "_executables", "_measure", "_dispatch", "_flights", "_pipeline", "cli"},
     "asyncio": {"_dispatch"},
     "multiprocessing": set(),
     "pathlib": {"_disk_cache", "_artifact", "_report", "cli"},
@@ -191,13 +189,9 @@ BAD = (
     (
         "_spec",
         "import time",
-        "which only _disk_cache, _dispatch, _executables, _flights, _measure, _pipeline, _turns, cli may",
+        "which only _disk_cache, _dispatch, _executables, _flights, _measure, _pipeline, cli may",
     ),
-    (
-        "_batched",
-        "import threading",
-        "which only _compat, _dispatch, _engine, _executables, _statistics, _turns may",
-    ),
+    ("_batched", "import threading", "which only _compat, _dispatch, _engine, _executables, _statistics may"),
     (
         "_batched",
         "from concurrent.futures import Future",

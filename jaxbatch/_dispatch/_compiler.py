@@ -5,7 +5,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-from .. import _turns
 from .._engine import Engine
 from .._errors import MaskError
 from .._executables import KeyTakenError
@@ -107,8 +106,7 @@ class Compiler:
                 kind, bucket = asked
                 error = None
                 try:
-                    with _turns.giving():
-                        self._make(kind, bucket)
+                    self._make(kind, bucket)
                 except Exception as caught:
                     error = caught
                 if bucket is None:

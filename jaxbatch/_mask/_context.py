@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex_core
 
-from .. import _compat, _turns
+from .. import _compat
 from .._errors import MaskError
 from .._program import Dim, Shape, walk
 from ._knowledge import QUIET, Facts, deduced, token
@@ -238,7 +238,6 @@ class Context:
         self._producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
         try:
             for eqn in jaxpr.eqns:
-                _turns.give()
                 # JAX caches inner traces, whose lines may be another caller's: the outermost is sure.
                 self._line = outer[1] or _compat.source_line(eqn)
                 self._asking = eqn.primitive.name
