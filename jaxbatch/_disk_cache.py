@@ -227,7 +227,7 @@ def program_digest(*parts: Any) -> str:
 
 
 @functools.cache
-def library() -> str:
+def source_digest() -> str:
     """Return a digest of the source of this library."""
     digest, root = hashlib.sha256(), Path(__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from ._batch import Residuals, pad_and_stack, unstack
-from ._disk_cache import DiskCache, devices_of, library, program_digest
+from ._disk_cache import DiskCache, devices_of, program_digest, source_digest
 from ._executables import Key, Signature, compile_program
 from ._grid import Bucket, Grid
 from ._identity import symbolic_text
@@ -299,7 +299,7 @@ class PerExample(Traced):
         devices = devices_of([*arrays, *(c.sharding for c in self._consts if c.committed)])
         if devices is None or len(devices) > 1:  # how a program is split may depend on its sizes
             return None
-        given = library(), dict(bucket), dict(self.ladders), self.avals(bucket)
+        given = source_digest(), dict(bucket), dict(self.ladders), self.avals(bucket)
         return program_digest(self._symbolic_text, *given), devices
 
     @functools.cached_property

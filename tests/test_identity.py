@@ -104,9 +104,9 @@ def test_bucket_grid_shapes_dtypes_and_settings_are_part_of_it():
 
 def test_another_version_of_the_library_is_another_program(monkeypatch):
     before = known(normalised, W)
-    monkeypatch.setattr("jaxbatch._traced.library", lambda: "another")
+    monkeypatch.setattr("jaxbatch._traced.source_digest", lambda: "another")
     assert known(normalised, W) != before
-    assert len(_disk_cache.library()) == 64
+    assert len(_disk_cache.source_digest()) == 64
 
 
 # --- what has to be lowered for each bucket ---------------------------------------------------------
