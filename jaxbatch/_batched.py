@@ -469,9 +469,9 @@ def batched(
         of several cores 2 is often faster; a GPU runs one program after another, so leave it at 1 there.
       costs: what batches cost, measured by another run of the same function on such a device: batches are
         then planned by seconds from the start. None plans by cells until `warm_up` has measured.
-      cache_dir: a folder, of the user's own, that keeps compiled programs: a later process traces and lowers
-        as usual, and reads what is there instead of compiling. Entries of other machines or versions are not
-        used. What is read from it is run, so others must not be able to write to it.
+      cache_dir: a folder, of the user's own, that keeps compiled programs: a later process traces as usual,
+        and reads what is there instead of compiling. Entries of other machines or versions are not used. What
+        is read from it is run, so others must not be able to write to it.
       layout: how examples of lists lie in rows. "padded": each in a row of its own. "packed": as many in one
         as there is room for, with no padding between them; the sizes of the grid are then those of rows, and
         `len(grid.packed)` bounds the programs, of which one more, padded, runs what has to run again (one for

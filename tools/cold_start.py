@@ -3,8 +3,9 @@
     python -m tools.cold_start --model minilm
 
 Each way runs in processes of its own: one to fill what it keeps, then one that is measured. `import` is the
-time to import, `weights` to read them (or the artifact), `programs` to obtain all programs of the ladder
-(tracing, lowering, compiling or loading), `first` from the start of the process to the first result.
+time to import, `weights` to read them (or the artifact), `programs` the time that calls wait for programs of
+the ladder (tracing, lowering, compiling or loading), `first` from the start to the first result. At the end,
+how many times as long compiling took, and the first result beside import and weights.
 """
 
 import argparse
@@ -70,6 +71,7 @@ def main() -> None:
         print(json.dumps(worker(args.worker[0], args.model, Path(args.worker[1]))))
         return
     print(f"{args.model}, {len(SIZES)} programs, one row each; seconds")
+    results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:
             command = [
@@ -84,10 +86,14 @@ def main() -> None:
             ]
             for _ in range(2):
                 found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-            times = json.loads(found.stdout)
+            times = results[way] = json.loads(found.stdout)
             print(
                 f"{way:<12}", "  ".join(f"{name} {value:6.2f}" for name, value in times.items()), flush=True
             )
+    for way, times in results.items():
+        faster = results["no cache"]["programs"] / times["programs"]
+        late = times["first"] / (times["import"] + times["weights"])
+        print(f"{way:<12} programs {faster:.1f} times as fast as compiled; first result at {late:.2f}")
 
 
 if __name__ == "__main__":
