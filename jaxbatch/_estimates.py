@@ -1,5 +1,6 @@
 """What batches take and when a device will be free, as far as that is known. All times are float seconds."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Hashable
@@ -9,6 +10,7 @@ from ._grid import Bucket
 from ._lanes import Kind
 
 _WEIGHT = 0.3  # of a new time in the running mean of a bucket's times
+_USUAL = 0.7  # the share of deliveries after which as many came again, from which on that is expected
 _NOTED = 0.05  # by which share such a mean changes before decisions are based on the new one
 
 
@@ -74,6 +76,55 @@ class Seconds:
         own = {b: e.seconds for b, e in kind.estimates.items() if e.observed and e.seconds}
         measured = {**self._costs.measured, **own}
         return dataclasses.replace(self._costs, measured=measured).seconds(bucket)
+
+
+class Returns:
+    """How soon callers come again after their results.
+
+    Actors, simulators and benchmarks ask for one thing, wait for it, and ask for the next. After a batch of
+    theirs about as many come again shortly; who cannot know that runs them in two halves that take turns, at
+    half the speed. What comes between two deliveries is compared with what the first one delivered.
+    """
+
+    def __init__(self):
+        self._begin, self._num, self._came = -math.inf, 0, 0
+        self._took: float | None = None  # until as many had come as were delivered
+        self._share = self._seconds = 0.0
+        # A full device is told of arrivals after the delivery that they came before.
+        self._deliveries: collections.deque[tuple[int, float]] = collections.deque()
+
+    def arrived(self, now: float) -> None:
+        """Note an arrival; they come in order."""
+        self._begin_windows(now)
+        if self._came < self._num and now > self._begin:
+            self._came += 1
+            if self._came == self._num:
+                self._took = now - self._begin
+
+    def delivered(self, num: int, now: float) -> None:
+        """Note that so many examples have their results."""
+        self._deliveries.append((num, now))
+
+    @property
+    def seconds(self) -> float:
+        """Within how many seconds after a delivery as many come again; `inf` where they usually do not."""
+        self._begin_windows()
+        return self._seconds if self._share >= _USUAL else math.inf
+
+    @property
+    def latest(self) -> tuple[int, float]:
+        """How many have not come again after the latest delivery, and when that was."""
+        self._begin_windows()
+        return self._num - self._came, self._begin
+
+    def _begin_windows(self, until: float = math.inf) -> None:
+        while self._deliveries and self._deliveries[0][1] <= until:
+            num, now = self._deliveries.popleft()
+            if self._num:
+                self._share += _WEIGHT * ((self._took is not None) - self._share)
+                if self._took is not None:
+                    self._seconds += (_WEIGHT if self._seconds else 1.0) * (self._took - self._seconds)
+            self._begin, self._num, self._came, self._took = now, num, 0, None
 
 
 class Device:

@@ -4,8 +4,8 @@ A `Planner` is told what arrives, what is cancelled, which programs exist and wh
 the time. `decide(now)` answers with batches to start, examples whose deadline has passed, programs that are
 wanted, and when to ask again if nothing happens before. So every question of policy is a test with a table.
 
-The policy in short. An idle device starts at once, unless another example is expected so soon that starting
-together makes the sum of latencies smaller (`_options`); it waits for `max_delay` at most. A busy device is
+The policy in short. An idle device starts at once, unless others are expected so soon that starting together
+makes the sum of latencies smaller (`_options`); it waits for `max_delay` at most. A busy device is
 given another batch only if that is full, or if the device will be free in a moment: meanwhile batches fill
 by themselves, the more so the higher the load. Among lanes the higher priority comes first, aged by
 waiting, then who would miss a deadline, then who has many examples for each second of the device and has
@@ -14,14 +14,14 @@ waited for long. Shorter examples join a batch of longer ones where that makes t
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 
 from ._costs import Costs
-from ._estimates import Device, Seconds
+from ._estimates import Device, Returns, Seconds
 from ._grid import Bucket
+from ._joining import group
 from ._lanes import Kind, Lane, Waiter
-from ._options import Candidate, Option, Options, Rules, Table, worth_joining
+from ._options import Candidate, Coming, Option, Options, Rules
 
 # How long before the device is free the next batch is prepared: so many seconds, but at most a quarter of the
 # batch that runs, since short batches are better filled; or this part of it, if that is more.
@@ -47,12 +47,14 @@ class Decision:
       expired: examples whose deadline has passed; they are not to be run.
       wanted: programs to compile, each asked for once; none of them is needed for `batches`.
       wake: when to ask again if nothing is reported before; `inf` where only a report changes anything.
+      enough: how many arrivals are a reason to ask again before that.
     """
 
     batches: tuple[Batch, ...] = ()
     expired: tuple[Waiter, ...] = ()
     wanted: tuple[tuple[Kind, Bucket], ...] = ()
     wake: float = math.inf
+    enough: float | int = 1
 
 
 class Planner:
@@ -61,6 +63,9 @@ class Planner:
     Args:
       rows_for: returns the numbers of rows that may be used for a kind at these sizes, ascending.
       device: what the planner looks at; whoever starts and finishes batches tells it.
+
+    Attributes:
+      running: how many examples are in batches that were started and are not done; their owner keeps it.
     """
 
     options_type = Options
@@ -80,6 +85,8 @@ class Planner:
         self._lanes: dict[tuple[Kind, tuple[int, ...]], Lane] = {}
         self._active: dict[Lane, None] = {}  # those in which somebody waits
         self._asked: set[tuple[Kind, Bucket]] = set()
+        self._returns = Returns()
+        self.running = 0
 
     @property
     def count(self) -> int:
@@ -97,6 +104,7 @@ class Planner:
             self._lanes[key] = lane
         lane.add(waiter)
         self._active[lane] = None
+        self._returns.arrived(waiter.arrival)
 
     def discard(self, waiter: Waiter) -> None:
         """Forget an example that was cancelled; one that does not wait is left alone."""
@@ -121,6 +129,10 @@ class Planner:
         for lane in stuck:
             self._settle(lane)
         return taken
+
+    def delivered(self, num: int, now: float) -> None:
+        """Report that so many examples have their results."""
+        self._returns.delivered(num, now)
 
     def compiled(self, kind: Kind, programs: frozenset[Bucket]) -> None:
         """Report which programs a kind has now."""
@@ -152,6 +164,7 @@ class Planner:
         wake = min((lane.deadline for lane in self._active), default=math.inf)
         free, in_flight, last = self.device.free_at(now), self.device.in_flight, self.device.last_seconds
         known: dict[Lane, Candidate | None] = {}
+        enough: float | int = 1
         while self._active and in_flight < self.rules.in_flight:
             candidates = self._candidates(known, now, wanted)
             soon = free - max(min(_LEAD, last / 4), _LEAD_SHARE * last)
@@ -159,9 +172,13 @@ class Planner:
                 wake = min(wake, soon)
                 ready = [candidate for candidate in candidates if candidate.full]
             else:
-                dues = [self.options.due(candidate) for candidate in candidates]
-                ready = [candidate for candidate, due in zip(candidates, dues, strict=True) if due <= now]
-                wake = min(wake, *dues) if dues and not ready else wake
+                coming = self._coming(free, in_flight)
+                dues = [self.options.due(candidate, now, coming) for candidate in candidates]
+                ready = [
+                    candidate for candidate, (due, _) in zip(candidates, dues, strict=True) if due <= now
+                ]
+                if dues and not ready:
+                    wake, enough = min(wake, min(dues)[0]), min(mates for _, mates in dues)
             if not ready:
                 break
             batch = self._batch(self._first(ready, now), candidates)
@@ -170,9 +187,20 @@ class Planner:
             last = batch.seconds or 0.0
             free = math.inf if batch.seconds is None else max(free, now) + last
         if in_flight >= self.rules.in_flight:
+            enough = math.inf
             for lane in self._active:
                 self._want(lane, None, wanted)
-        return Decision(tuple(batches), tuple(expired), tuple(wanted), wake)
+        return Decision(tuple(batches), tuple(expired), tuple(wanted), wake, enough)
+
+    def _coming(self, free: float, in_flight: int) -> Coming | None:
+        """Return who is expected to come again after the batch that was done last, or that runs."""
+        seconds = self._returns.seconds
+        if seconds == math.inf or free == math.inf:
+            return None
+        if in_flight:
+            return Coming(self.running, free, seconds)
+        num, done = self._returns.latest
+        return Coming(num, done, seconds)
 
     # --- one lane ---
 
@@ -221,45 +249,12 @@ class Planner:
 
         Rows that would be empty in any case are given to shorter examples too.
         """
-        group, largest, num, seconds = [first], first, first.num, first.option.seconds
-        while found := self._host(largest, num, seconds, candidates):
-            largest, seconds = found
-            group.append(largest)
-            num += largest.num
-        for other in sorted(candidates, key=lambda other: other.lane.rank):
-            if other not in group and _rides(other, largest):
-                joint = self._joint((num, seconds), other, largest.table)
-                if joint is not None:
-                    group.append(other)
-                    num, seconds = num + other.num, joint
-        option = first.option if len(group) == 1 else largest.table.shortest(num)
-        waiters = [waiter for each in group for waiter in each.lane.take(each.num)]
-        for each in group:
+        members, option = group(first, candidates, self.count)
+        waiters = [waiter for each in members for waiter in each.lane.take(each.num)]
+        for each in members:
             self._settle(each.lane)
-        waiters += self._fill(largest.lane.kind, option, option.rows - len(waiters))
-        return Batch(largest.lane.kind, option.bucket, tuple(waiters), option.estimate.seconds)
-
-    def _host(
-        self, rider: Candidate, num: int, seconds: float, candidates: list[Candidate]
-    ) -> tuple[Candidate, float] | None:
-        """Return the batch of larger examples that `num` should join, if any, and the seconds of both."""
-        hosts = [each for each in candidates if _rides(rider, each)]
-        found = [(each, self._joint((num, seconds), each, each.table)) for each in hosts]
-        worth = [(each, joint) for each, joint in found if joint is not None]
-        return min(worth, key=lambda pair: pair[1] - pair[0].option.seconds, default=None)
-
-    def _joint(self, first: tuple[int, float], second: Candidate, table: Table) -> float | None:
-        """Return the seconds of two batches in one, where that is worth it.
-
-        Args:
-          first: number of examples and seconds of the one that would run first.
-          table: of the larger examples.
-        """
-        num = first[0] + second.num
-        if num > table.rows:
-            return None
-        joint, behind = table.least(num), self.count - num
-        return joint if worth_joining(first, (second.num, second.option.seconds), joint, behind) else None
+        waiters += self._fill(first.lane.kind, option, option.rows - len(waiters))
+        return Batch(first.lane.kind, option.bucket, tuple(waiters), option.estimate.seconds)
 
     def _fill(self, kind: Kind, option: Option, room: int) -> list[Waiter]:
         """Take shorter examples for rows that would be empty."""
@@ -273,11 +268,3 @@ class Planner:
             self._settle(first)
             others = [other for other in others if other.count]
         return taken
-
-
-def _rides(rider: Candidate, host: Candidate) -> bool:
-    """Tell whether a batch may join another of larger examples."""
-    if rider is host or rider.full or host.full or not rider.lane.kind.moves:
-        return False
-    one, other = rider.lane, host.lane
-    return one.kind is other.kind and all(map(operator.le, one.sizes, other.sizes))

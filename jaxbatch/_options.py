@@ -1,8 +1,7 @@
 """The ways to run one lane: which there are, which is best now, and how long it should wait for mates.
 
 An option is a bucket that has a program. The best one runs most examples a second for as many as wait. An
-idle device waits for further ones while that makes the sum of latencies smaller (`worth_waiting`), and lanes
-of different sizes share a batch where that does (`worth_joining`).
+idle device waits for further ones while that makes the sum of latencies smaller (`worth_waiting`).
 """
 
 import bisect
@@ -21,6 +20,7 @@ _FULL = 0.9  # a batch that runs as many examples per second as this part of the
 _BETTER = 1.1  # by how much a new program must be faster than those that exist
 _HOPE = 0.2  # the power of the rows by which a guess is shortened
 _SLACK = 2e-3  # how long before a deadline an example stops to wait for mates
+_LATE = 1.5  # after so many times the usual seconds nobody is expected to come again any more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +124,21 @@ class Candidate:
     full: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Coming:
+    """Callers who are expected to come again after a batch.
+
+    Attributes:
+      num: how many.
+      done: when the batch is done, or was.
+      seconds: how long after that all should be there.
+    """
+
+    num: int
+    done: float
+    seconds: float
+
+
 class Options:
     """The options of lanes.
 
@@ -158,18 +173,29 @@ class Options:
         short = [option for option in table.options if 2 * option.seconds <= target]
         return table if len(short) == len(table.options) else Table(short or table.options[:1])
 
-    def due(self, candidate: Candidate) -> float:
-        """Return until when a batch waits for mates, on an idle device."""
+    def due(self, candidate: Candidate, now: float, coming: Coming | None) -> tuple[float, int]:
+        """Return until when a batch waits for mates while the device is free, and for how many."""
         lane, option, table = candidate.lane, candidate.option, candidate.table
-        if candidate.full or not self._rules.patient or self._rules.max_delay <= 0 or lane.gap is None:
-            return -math.inf
-        patience = worth_waiting(lane.count, *[table.least(n) for n in (1, lane.count, lane.count + 1)])
-        if option.estimate.seconds is None or lane.gap >= patience:
-            return -math.inf
-        limits = [lane.oldest + self._rules.max_delay, lane.deadline - _SLACK, lane.last_arrival + patience]
-        if self._rules.target_latency is not None:
-            limits.append(lane.oldest + self._rules.target_latency - option.seconds)
-        return min(limits)
+        rules, num = self._rules, candidate.waiting
+        if candidate.full or not rules.patient or rules.max_delay <= 0 or option.estimate.seconds is None:
+            return -math.inf, 1
+        mates, limits = 0, [lane.deadline - _SLACK]
+        if rules.target_latency is not None:
+            limits.append(lane.oldest + rules.target_latency - option.seconds)
+        patience = worth_waiting((num, table.least(num)), (1, table.least(1)), table.least(num + 1))
+        if lane.gap is not None and lane.gap < patience:
+            mates, until = 1, min(lane.last_arrival + patience, lane.oldest + rules.max_delay)
+        else:
+            until = -math.inf
+        if coming is not None and (more := min(coming.num, table.rows - num)) > 0:
+            patience = worth_waiting(
+                (num, table.least(num)), (more, table.least(more)), table.least(num + more)
+            )
+            if max(coming.done + coming.seconds - max(now, coming.done), 0.0) < patience:
+                later = coming.done + min(_LATE * coming.seconds, rules.max_delay)
+                if later > until:
+                    mates, until = more, later
+        return min(until, *limits), max(mates, 1)
 
     def missing(self, lane: Lane, option: Option | None) -> Bucket | None:
         """Return the program that would suit a lane best, unless those that exist are nearly as good.
@@ -198,29 +224,16 @@ class Options:
         return self._seconds.of(lane.kind, bucket)
 
 
-def worth_joining(first: tuple[int, float], second: tuple[int, float], joint: float, behind: int) -> bool:
-    """Tell whether two batches of lanes are better run as one: the sum of latencies is smaller then.
+def worth_waiting(first: tuple[int, float], second: tuple[int, float], joint: float) -> float:
+    """Return below what time it pays to wait for mates: then the sum of latencies is smaller.
+
+    If they come after a time `t`, starting now gives latencies of `num * seconds` and, since they wait for
+    this batch and run after it, `more * (seconds - t + later)`. Waiting gives `num * (t + joint) + more *
+    joint`. What is returned is the `t` of equal sums; at 0.0 or less, waiting never pays.
 
     Args:
-      first: how many examples the batch has that would run first, and its seconds; `second` likewise.
-      joint: seconds of both in one.
-      behind: how many others wait for their end.
+      first: how many examples wait, and the seconds of a batch of them; `second` likewise of the mates.
+      joint: seconds of a batch of all.
     """
     (num, seconds), (more, later) = first, second
-    apart = num * seconds + (more + behind) * (seconds + later + OVERHEAD)
-    return (num + more + behind) * joint <= apart
-
-
-def worth_waiting(num: int, one: float, now: float, more: float) -> float:
-    """Return the gap until the next arrival below which `num` examples on an idle device gain by waiting.
-
-    If the next example comes after a gap `t`, starting now gives latencies of `num * now + now - t + one`
-    (the next one waits for this batch and runs alone), and waiting gives `num * (t + more) + more`. Waiting
-    makes the sum smaller if t is less than what is returned; 0.0 or below means never.
-
-    Args:
-      one: seconds of a batch of one example.
-      now: seconds of a batch of `num`.
-      more: seconds of a batch of `num + 1`.
-    """
-    return (now + one - more - num * (more - now)) / (num + 1)
+    return seconds + more / (num + more) * later - joint

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxbatch._costs import Costs
-from jaxbatch._estimates import Device, Seconds
+from jaxbatch._estimates import Device, Returns, Seconds
 from jaxbatch._grid import Bucket, Grid
+from jaxbatch._joining import worth_joining
 from jaxbatch._lanes import Kind, Lane, Waiter
 from jaxbatch._online import Planner
-from jaxbatch._options import OVERHEAD, Rules, worth_joining, worth_waiting
+from jaxbatch._options import OVERHEAD, Rules, worth_waiting
 from tools.replay import Arrival, Policy, bulk_service, simulate, single_server
 
 GRID = Grid(n=(16, 64), rows=(1, 8))
@@ -127,23 +128,13 @@ def test_a_full_device_is_asked_again_only_for_deadlines():
 # --- waiting for mates ----------------------------------------------------------------------------
 
 
-@given(
-    st.integers(1, 64),
-    st.floats(1e-4, 1.0),
-    st.floats(1e-4, 1.0),
-    st.floats(0, 0.5),
-    st.floats(0, 2.0),
-)
-def test_waiting_pays_exactly_where_the_sum_of_latencies_is_smaller(num, one, more_than_one, step, gap):
-    now = max(one, more_than_one)
-    more = now + step
-    threshold = worth_waiting(num, one, now, more)
-    if gap > now or abs(gap - threshold) < 1e-9:  # the formula is for a mate that comes before the end
-        assert gap <= threshold + 1e-9 or gap >= threshold - 1e-9
-        return
-    start_now = num * now + (now - gap) + one
-    wait = num * (gap + more) + more
-    assert (wait < start_now) == (gap < threshold)
+@given(st.integers(1, 32), st.integers(1, 32), *[st.floats(1e-3, 1.0)] * 3, st.floats(0, 1.0))
+def test_waiting_pays_exactly_where_the_sum_of_latencies_is_smaller(num, more, one, other, joint, share):
+    gap = share * one  # the formula is for mates that come before the end
+    start_now = [one] * num + [one - gap + other] * more
+    wait = [gap + joint] * num + [joint] * more
+    if abs(sum(start_now) - sum(wait)) > 1e-6:
+        assert (sum(wait) < sum(start_now)) == (gap < worth_waiting((num, one), (more, other), joint))
 
 
 def test_an_idle_device_waits_while_mates_are_expected_sooner_than_they_cost():
@@ -156,6 +147,88 @@ def test_an_idle_device_waits_while_mates_are_expected_sooner_than_they_cost():
     assert decision.wake == pytest.approx(0.002 + 0.01 / 4)  # the gap until which a fourth is worth it
     (batch,) = made.decide(decision.wake).batches
     assert list(batch.waiters) == waiting
+
+
+def closed_loop(made: Planner, kind: Kind, callers: int, after: float, rounds: int) -> float:
+    """Let callers come again `after` their results, for some batches of 10 ms; return when these are over."""
+    add(made, kind, 16, *[0.0] * callers)
+    now = 0.0
+    for i in range(rounds):
+        while not (batches := (decision := made.decide(now)).batches):
+            now = decision.wake
+        (batch,) = batches
+        made.device.start(i, now, 0.01)
+        made.running += len(batch.waiters)
+        now += 0.01
+        made.device.finish(i, now)
+        made.running -= len(batch.waiters)
+        made.delivered(len(batch.waiters), now)
+        add(made, kind, 16, *[now + after] * len(batch.waiters))
+        now += after
+    return now
+
+
+def test_callers_that_come_again_after_their_results_are_waited_for():
+    made, kind = planner(Rules(max_delay=0.02, in_flight=1), grid=Grid(n=16, rows=(1, 16)))
+    now = closed_loop(made, kind, 4, 0.001, 8) + 1.0
+    made.take()
+    made.device.start("a", now, 0.01)
+    made.running = 4
+    add(made, kind, 16, *[now + 0.001] * 3)  # three more callers, in the other half
+    made.device.finish("a", now + 0.01)
+    made.running = 0
+    made.delivered(4, now + 0.01)
+    decision = made.decide(now + 0.01)
+    assert summary(decision) == [], "four come again in a millisecond, and a batch takes ten"
+    assert decision.wake == pytest.approx(now + 0.01 + 1.5 * 0.001) and decision.enough == 4
+    add(made, kind, 16, *[now + 0.011] * 4)
+    assert summary(made.decide(now + 0.011)) == [(16, 8, 7)]
+
+
+def test_who_does_not_come_again_in_time_is_not_waited_for():
+    for after, max_delay, until in ((0.008, 1.0, None), (0.001, 1.0, 0.0015), (0.001, 0.0007, 0.0007)):
+        made, kind = planner(Rules(max_delay=max_delay, in_flight=1), grid=Grid(n=16, rows=(1, 16)))
+        now = closed_loop(made, kind, 4, after, 8) + 1.0
+        made.take()
+        add(made, kind, 16, now - 0.005)
+        made.delivered(4, now)
+        decision = made.decide(now)
+        if until is None:
+            assert summary(decision) == [(16, 1, 1)]
+        else:
+            assert summary(decision) == [] and decision.wake == pytest.approx(now + until)
+            assert summary(made.decide(now + until + 1e-6)) == [(16, 1, 1)]
+    for _ in range(3):  # callers who stay away are not expected for long
+        made.delivered(1, now)
+        now += 1.0
+    add(made, kind, 16, now)
+    made.delivered(1, now)
+    assert summary(made.decide(now)) == [(16, 1, 1)]
+
+
+def test_an_arrival_counts_for_the_delivery_before_it_though_it_is_told_after_the_next():
+    returns = Returns()
+    for i in range(8):
+        returns.delivered(2, float(i))  # the device was full, and nobody looked at arrivals meanwhile
+        returns.arrived(i - 0.9)
+        returns.arrived(i - 0.8)
+    assert returns.seconds == pytest.approx(0.2)
+    assert returns.latest == (2, 7.0)
+
+
+@pytest.mark.parametrize("think", [0.0005, 0.002])
+def test_actors_that_wait_for_each_result_run_all_together_and_not_in_two_halves(think):
+    done: list[float] = []
+
+    def again(now):
+        done.append(now)
+        return Arrival(now + think * (1 + len(done) % 8 / 8), 10) if len(done) < 800 else None
+
+    grid = Grid(n=16, rows=[1, 2, 4, 8, 16])
+    costs = Costs({bucket: 0.01 for bucket in grid})
+    policy = Policy("actors", rules=Rules(max_delay=0.005))
+    got = simulate([Arrival(0.001 * i, 10) for i in range(8)], policy, costs, grid, again=again)
+    assert np.mean(got.latency[200:]) < 0.013, "two halves that take turns are twice as late"
 
 
 def test_nobody_waits_where_mates_are_rare_or_bring_nothing():

@@ -84,6 +84,7 @@ class InFlight:
         """Learn from a batch that ran."""
         seconds = self._finish(job, times.delivered)
         self._planner.seconds.observe(job.kind, job.bucket, seconds)
+        self._planner.delivered(len(job.requests), times.delivered)
 
     def failed(self, job: Job, error: Exception) -> None:
         """Give the error to the example at fault, and let the others run again."""
@@ -121,11 +122,13 @@ class InFlight:
         lengths = np.array([request.lengths for request in requests], np.int64)
         job = Job(kind, bucket, requests, lengths.reshape(len(requests), len(kind.dims)))
         self._jobs.add(job)
+        self._planner.running += len(requests)
         self._device.start(job, now, seconds)
         self._runners.put(job)
 
     def _finish(self, job: Job, now: float) -> float:
         self._jobs.discard(job)
+        self._planner.running -= len(job.requests)
         seconds = self._device.finish(job, now)
         self._device.tell_others(self._wake)
         return seconds

@@ -183,11 +183,11 @@ class Loop:
     def _run(self) -> None:
         try:
             self._settings()
-            wake = 0.0
+            wake, enough = 0.0, 1
             while not self._over:
-                self._mail.handle(wake, hungry=self._batches.has_room)
+                self._mail.handle(wake, enough)
                 self._admit_all()
-                wake = self._act()
+                wake, enough = self._act()
             self._runners.close()
             for thread in self._runners.threads:  # they may be delivering still
                 thread.join()
@@ -200,8 +200,8 @@ class Loop:
             self._compiler.close()
             self._runners.close()
 
-    def _act(self) -> float:
-        """Do what the planner decides, and return when to ask again."""
+    def _act(self) -> tuple[float, float | int]:
+        """Do what the planner decides; return when to ask again, and how many requests are a reason to."""
         self._programs.refresh()
         self._batches.retry()
         decision = self._planner.decide(time.perf_counter())
@@ -214,7 +214,7 @@ class Loop:
             self._batches.start(batch)
         if self._ending and not (self._mail or self._planner.count) and self._batches.is_over:
             self._over = True
-        return decision.wake
+        return decision.wake, decision.enough
 
     # --- requests ---
 

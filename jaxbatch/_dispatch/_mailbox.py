@@ -1,7 +1,7 @@
 """What other threads leave for the dispatch thread: requests, and messages.
 
-A message is a function and its arguments, which the dispatch thread calls. A request alone wakes it only
-while it could matter (`_hungry`): with a full device it is found soon enough.
+A message is a function and its arguments, which the dispatch thread calls. Requests alone wake it only when
+there are enough of them to matter: with a full device they are found soon enough.
 """
 
 import collections
@@ -20,7 +20,7 @@ class Mailbox:
     def __init__(self):
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._arrivals: collections.deque[Request] = collections.deque()
-        self._hungry = False
+        self._enough: float | int = math.inf
 
     def put(self, handle: Callable[..., None], *args: Any) -> None:
         """Leave a message."""
@@ -33,8 +33,8 @@ class Mailbox:
     def add(self, request: Request) -> None:
         """Leave a request."""
         self._arrivals.append(request)
-        if self._hungry or request.deadline < math.inf:
-            self._hungry = False
+        if len(self._arrivals) >= self._enough or request.deadline < math.inf:
+            self._enough = math.inf
             self.wake()
 
     def clear(self) -> None:
@@ -46,27 +46,27 @@ class Mailbox:
 
     # --- its thread ---
 
-    def handle(self, wake: float, *, hungry: bool) -> None:
+    def handle(self, wake: float, enough: float | int) -> None:
         """Wait for messages until `wake`, and handle all that are there.
 
         Args:
-          hungry: whether a request alone is reason enough to return.
+          enough: how many requests are reason enough to return without a message.
         """
         try:
-            self._hungry = hungry
-            if self._arrivals and hungry:
+            self._enough = enough
+            if len(self._arrivals) >= enough:
                 wake = 0.0
             seconds = wake - time.perf_counter()
             if seconds > 0:
                 handle, *args = self._messages.get(timeout=min(seconds, 3600.0))
-                self._hungry = False
+                self._enough = math.inf
                 handle(*args)
-            self._hungry = False
+            self._enough = math.inf
             while True:
                 handle, *args = self._messages.get_nowait()
                 handle(*args)
         except queue.Empty:
-            self._hungry = False
+            self._enough = math.inf
 
     def arrivals(self) -> Iterator[Request]:
         """Take out the requests that are there now."""

@@ -28,9 +28,9 @@ class AllBuffered(Planner):
 class FixedOptions(Options):
     """Full batches only, or those that a time limit cuts."""
 
-    def due(self, candidate):
+    def due(self, candidate, now, coming):
         full, oldest = candidate.full, candidate.lane.oldest
-        return -math.inf if full else oldest + self._rules.max_delay
+        return (-math.inf if full else oldest + self._rules.max_delay), 1
 
     def allowed(self, lane, now):
         return Table(super().allowed(lane, now).options[-1:])

@@ -1,10 +1,10 @@
 """A trace through a policy, in simulated time."""
 
-import collections
 import dataclasses
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -42,20 +42,22 @@ class Outcome:
 
 
 def simulate(
-    trace: Sequence[Arrival],
+    trace: Iterable[Arrival],
     policy: Policy,
     costs: Costs,
     grid: Grid = GRID,
     *,
     lag: Callable[[float], float] = lambda now: 0.0,
     seconds_of: Callable[[Bucket, float], float] | None = None,
+    again: Callable[[float], Arrival | None] = lambda now: None,
 ) -> Outcome:
-    """Run a trace, whose arrivals are in order, through a policy.
+    """Run a trace through a policy.
 
     Args:
       costs: what the planner knows beforehand.
       lag: seconds until the planner hears of an arrival, or of the end of a batch, at a time.
       seconds_of: what a batch really takes that begins at a time; by default what `costs` say.
+      again: for each example that is done at a time, the one that its caller asks for next, if any.
     """
     if policy.rows is not None:
         ladders: dict[str, Any] = {dim: list(ladder) for dim, ladder in grid.sizes.items()}
@@ -65,26 +67,33 @@ def simulate(
     planner.compiled(kind, frozenset(grid))
     (dim,) = grid.dims
     really = seconds_of or (lambda bucket, _: costs.seconds(bucket) or 0.0)
-    arrivals = collections.deque(
-        Waiter(kind, (grid.ceil({dim: a.length})[dim],), a.time, a.priority, a.deadline) for a in trace
-    )
-    place = {waiter: i for i, waiter in enumerate(arrivals)}
-    latency, waited = np.full(len(trace), np.nan), np.zeros(len(trace))
+    arrivals: list[tuple[float, int, Arrival]] = [(each.time, i, each) for i, each in enumerate(trace)]
+    heapq.heapify(arrivals)
+    count = itertools.count(len(arrivals))
+    place: dict[Waiter, int] = {}
+    latency, waited = dict.fromkeys(range(len(arrivals)), math.nan), {}
     running: list[tuple[float, int, Batch, float]] = []
     now, wake, free, idle, busy, num, late = 0.0, math.inf, 0.0, 0.0, 0.0, 0, 0
     while arrivals or running or planner.count:
-        heard = [arrivals[0].arrival] if arrivals else []
-        heard += [running[0][0]] if running else []
+        heard = [each[0][0] for each in (arrivals, running) if each]
         now = max(now, min([wake, *(each + lag(each) for each in heard)]))
         while running and running[0][0] + lag(running[0][0]) <= now:
             end, _, batch, seconds = heapq.heappop(running)
             planner.device.finish(batch, end)
             planner.seconds.observe(kind, batch.bucket, seconds)
+            planner.running -= len(batch.waiters)
+            planner.delivered(len(batch.waiters), end)
             for waiter in batch.waiters:
                 latency[place[waiter]] = end - waiter.arrival
+                if (more := again(end)) is not None:
+                    heapq.heappush(arrivals, (more.time, next(count), more))
             idle = end
-        while arrivals and arrivals[0].arrival + lag(arrivals[0].arrival) <= now:
-            planner.add(arrivals.popleft())
+        while arrivals and arrivals[0][0] + lag(arrivals[0][0]) <= now:
+            _, i, each = heapq.heappop(arrivals)
+            sizes = (grid.ceil({dim: each.length})[dim],)
+            waiter = Waiter(kind, sizes, each.time, each.priority, each.deadline)
+            place[waiter] = i
+            planner.add(waiter)
         decision = planner.decide(now)
         late += len(decision.expired)
         for batch in decision.batches:
@@ -94,7 +103,9 @@ def simulate(
             free = max(free, now) + seconds
             num, busy = num + 1, busy + seconds
             planner.device.start(batch, now, batch.seconds)
+            planner.running += len(batch.waiters)
             heapq.heappush(running, (free, num, batch, seconds))
         wake = decision.wake
-    ran = ~np.isnan(latency)
-    return Outcome(latency[ran], waited[ran], num, late, busy / now if now else 0.0, now)
+    ran = [i for i in sorted(latency) if not math.isnan(latency[i])]
+    times = np.array([latency[i] for i in ran]), np.array([waited[i] for i in ran])
+    return Outcome(*times, num, late, busy / now if now else 0.0, now)
